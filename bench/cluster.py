@@ -4,7 +4,7 @@
 
 Agents are separate processes with a real PostgreSQL, real messages, leases, bundles and result logs. **The devices are
 stubs** whose slots sleep 200 ms a job (tests/stub_agent.py). Executed jobs and their times are read from files that are
-independent of the farm (tests/stub_evidence.py). The last line is JSON:
+independent of the farm (tests/stub_farm.py). The last line is JSON:
 
 `efficiency`              time of an ideal schedule over the time from submission to the last job's end
 `efficiency_with_faults`  the same with an agent killed for good and a restart of the database midway: after that moment
@@ -38,14 +38,13 @@ from collections.abc import Callable, Sequence
 from build_farm import made_job
 from chaos_store import Cluster, postgres_cluster
 from stub_build_host import TOOLCHAIN, VERSIONS
-from stub_evidence import Ran, now_s, overlaps
+from stub_farm import Ran, now_s, overlaps
 from stub_hosts import StubHosts, accepted, stub_hosts
 
 from farm.builds.bundles.key import bundle_key
 from farm.policy.situation import Priority
 from farm.store.cluster.records import NewBuild, NewOrder, NewShard, PlannedJob
-from farm.store.protocol import PROTOCOL
-from farm.store.records import RunRecord
+from farm.store.records import PROTOCOL, RunRecord
 from farm.store.store import Store, open_store
 
 HOSTS, DEVICES = 3, 8

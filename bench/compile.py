@@ -51,7 +51,7 @@ from farm.builds.bundles.key import bundle_key
 from farm.builds.compile.pool import BuilderPool, BuilderSettings
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.runtime.packages import install_hint
-from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.selection import prepare
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.suite import plan

@@ -42,13 +42,13 @@ from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
 from farm.builds.runtime.runtime import Runtime, simulator_runtime
-from farm.builds.toolchains.prepare import prepare
-from farm.devices.adb.names import adb_target
+from farm.builds.toolchains.selection import prepare
+from farm.devices.adb.protocol import adb_target
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
+from farm.devices.execution.content_store import Workspace
 from farm.devices.execution.raw import RunnerOptions
 from farm.devices.execution.session import DeviceSession
-from farm.devices.execution.workspace import Workspace
 from farm.devices.virtual.boot import boot
 from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.results.runner_report import RunnerReport, parse_report

@@ -37,7 +37,7 @@ from unittest.mock import patch
 import msgspec
 
 from farm.base.config.settings import load_config
-from farm.base.memory import peak_bytes
+from farm.base.machine import peak_bytes
 from farm.base.socs import find_soc
 from farm.builds.bundles.key import bundle_key
 from farm.builds.bundles.same import data_hash
@@ -45,7 +45,7 @@ from farm.builds.compile.compiler_process import ONE_THREAD, SAME_EACH_TIME
 from farm.builds.compile.protocol import BuildRequest, collect_rarely, failure_of
 from farm.builds.compile.torch_graphs import TorchGraphs
 from farm.builds.toolchains.interpreters import process_environment
-from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.selection import prepare
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.suite import plan
 

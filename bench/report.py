@@ -39,7 +39,7 @@ from serve import cpu_s, server
 from store import DEVICE, FACTS
 
 from farm.base.config.settings import load_config
-from farm.dispatch.request.ending import write_report
+from farm.dispatch.request.records import write_report
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.serve import demo
 from farm.store.artifacts import ArtifactStore

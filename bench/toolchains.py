@@ -43,14 +43,11 @@ from farm.base.processes import Supervisor
 from farm.base.socs import find_soc
 from farm.builds.bundles.bundle import Bundle
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.bundles.changes import Body, parts_of
-from farm.builds.bundles.reuse import find_bundles_for
+from farm.builds.bundles.reuse import Body, find_bundles_for, parts_of, read_trace
 from farm.builds.bundles.same import differences, program_of
-from farm.builds.bundles.trace import read_trace
 from farm.builds.compile.pool import BuilderPool, BuilderSettings, MemoryLimits
 from farm.builds.compile.protocol import BuildRequest
-from farm.builds.toolchains.prepare import prepare
-from farm.builds.toolchains.select import use_toolchain
+from farm.builds.toolchains.selection import prepare, use_toolchain
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.suite import Job, plan
@@ -170,7 +167,7 @@ def copied_toolchain(folder: Path) -> Path:
 def figures_identity(config: Config) -> dict[str, float]:
     """Return the time to recognize farm's own toolchain by its content."""
     from farm.builds.runtime.simulator import host_sdk
-    from farm.builds.toolchains.content.identity import identify
+    from farm.builds.toolchains.identity import identify
     from farm.builds.toolchains.interpreters import own_facts
 
     sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root)

@@ -26,13 +26,12 @@ from parts import do_without
 from waiting import until
 
 from farm.base.errors import MissingToolError
+from farm.base.files import published
 from farm.base.processes import Child, Supervisor
-from farm.base.publish import published
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.device import AdbAddress
-from farm.devices.virtual.tools import TOOLS
-from farm.devices.virtual.tree import DeviceTree, device_properties
+from farm.devices.virtual.tree import TOOLS, DeviceTree, device_properties
 
 DAEMONS = ["farm", pytest.param("adbd", marks=pytest.mark.whole)]
 """Parameters of a test that runs over farm's daemon and over Android's."""

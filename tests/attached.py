@@ -14,7 +14,7 @@ from farm_home import FarmHome
 from ordinary_server import ordinary_adb_server
 
 from farm.base.processes import Supervisor
-from farm.devices.adb.names import adb_target
+from farm.devices.adb.protocol import adb_target
 from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
 from farm.devices.device import Device
 from farm.devices.virtual.boot import boot

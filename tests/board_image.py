@@ -14,7 +14,7 @@ from debian import unpack
 from parts import do_without
 
 from farm.base.errors import MissingToolError
-from farm.base.publish import published
+from farm.base.files import published
 
 NEEDED = {
     "qemu-system-aarch64": "qemu-system-arm", "qemu-aarch64": "qemu-user", "fdtput": "device-tree-compiler",

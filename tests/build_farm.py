@@ -18,11 +18,11 @@ from waiting import until
 
 from farm.base.config.settings import Config, load_config
 from farm.builds.bundles.key import bundle_key
-from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.selection import prepare
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.dispatch.cluster.agent.builds import BuildHost
-from farm.dispatch.cluster.client.upload import new_builds
-from farm.dispatch.cluster.files.exchange import upload_sources
+from farm.dispatch.cluster.client.submit import new_builds
+from farm.dispatch.cluster.files import upload_sources
 from farm.policy.situation import Priority
 from farm.store.cluster.records import AgentId, Build, NewShard, PlannedJob
 from farm.store.objects.objects import Objects, open_objects

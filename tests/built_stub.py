@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from farm.base.publish import published
+from farm.base.files import published
 from farm.builds.runtime.packages import package_folder, package_version
 
 SOURCES = Path(__file__).parent / "native_runner"

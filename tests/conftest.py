@@ -21,17 +21,17 @@ import warm_torch
 from farm_home import FarmHome
 from made_decoders import compiled, tiny_decoder
 from postgresql_server import running_cluster
-from store_template import create_database, create_store, place_store
+from stores import create_database, create_store, place_store
 from users import User, two_users
 from warm_torch import WarmTorch, run_script
 
 from farm.base import processes
 from farm.base.config.settings import load_config
 from farm.base.errors import FarmError
+from farm.base.files import published
 from farm.base.processes import Supervisor
-from farm.base.publish import published
 from farm.builds.bundles.bundle import Bundle
-from farm.builds.runtime.native.build import planned_native
+from farm.builds.runtime.native import planned_native
 from farm.builds.runtime.simulator import host_sdk
 from farm.devices.adb.server import start_adb_server
 from farm.store.database import Database

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from farm.base.errors import MissingToolError
-from farm.base.publish import published
+from farm.base.files import published
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 """Debian's keys, of the package debian-archive-keyring."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from loopback import serving
+from networks import serving
 
 HEAD = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "token-of-a-test"

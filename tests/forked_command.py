@@ -18,19 +18,17 @@ from forks import ForkedProcess, run_fork, start_forking
 from warm_torch import session_facts
 
 PRELOADED = (
-    "alembic", "farm.builds.compile.pool", "farm.cli.cluster.attach", "farm.cli.looking.history",
-    "farm.cli.looking.report", "farm.cli.looking.sql", "farm.cli.looking.status", "farm.cli.looking.transfer",
-    "farm.cli.main", "farm.cli.progress", "farm.cli.running.exec", "farm.cli.running.nightly", "farm.cli.running.run",
-    "farm.cli.running.runs", "farm.cli.setup.runtime", "farm.cli.setup.suites", "farm.devices.adb.transport",
-    "farm.dispatch.cluster.agent.host_agent", "farm.dispatch.cluster.client.anywhere",
-    "farm.dispatch.cluster.client.submit", "farm.dispatch.cluster.delivery.app",
-    "farm.dispatch.cluster.delivery.worker", "farm.dispatch.history_comparison", "farm.dispatch.pool.device_pool",
-    "farm.dispatch.request.resume", "farm.dispatch.run.run", "farm.report.html.layer_graph",
+    "alembic", "farm.builds.compile.pool", "farm.cli.looking.data", "farm.cli.looking.runs",
+    "farm.cli.looking.status", "farm.cli.looking.transfer", "farm.cli.main", "farm.cli.progress",
+    "farm.cli.running.exec", "farm.cli.running.nightly", "farm.cli.running.run", "farm.cli.setup.runtime",
+    "farm.cli.setup.suites", "farm.devices.adb.transport", "farm.dispatch.cluster.agent.host_agent",
+    "farm.dispatch.cluster.client.anywhere", "farm.dispatch.cluster.client.submit",
+    "farm.dispatch.cluster.delivery", "farm.dispatch.history_comparison", "farm.dispatch.pool.device_pool",
+    "farm.dispatch.request.records", "farm.dispatch.run.run", "farm.report.html.layer_graph",
     "farm.report.html.page_of_run", "farm.report.terminal.run", "farm.store.leases.leasing",
-    "farm.store.queries.alerts", "farm.store.queries.coverage",
-    "farm.store.queries.history", "farm.store.queries.runs", "farm.store.queries.selection",
-    "farm.store.queries.status", "farm.store.store", "numpy", "pdb", "psycopg", "pytest",
-    "rich.console", "sqlalchemy.dialects.postgresql.psycopg", "unittest",
+    "farm.store.queries.alerts", "farm.store.queries.history", "farm.store.queries.runs",
+    "farm.store.queries.selection", "farm.store.queries.status", "farm.store.store", "numpy", "pdb", "psycopg",
+    "pytest", "rich.console", "sqlalchemy.dialects.postgresql.psycopg", "unittest",
 )  # fmt: skip
 _PRELOADED_OF_TESTS = ("chaos_farm", "warm_pages", "warm_torch")
 FORKED = frozenset({

@@ -9,13 +9,13 @@ import msgspec
 from warm_torch import run_script
 
 from farm.base.config.settings import load_config
+from farm.base.files import published
 from farm.base.processes import Supervisor
-from farm.base.publish import published
 from farm.builds.bundles.bundle import Bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundle_for
 from farm.builds.runtime.packages import package_version
-from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.selection import prepare
 from farm.replay.stored_result import build_bundle
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.suite import Job, Target

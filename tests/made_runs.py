@@ -7,7 +7,7 @@ from typing import Any
 
 import made
 
-from farm.base.user import user_name
+from farm.base.machine import user_name
 from farm.devices.device import Device
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import ArtifactRecord, RunRecord

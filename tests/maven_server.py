@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from elf_maker import make_elf
-from loopback import serving
+from networks import serving
 
 AARCH64, HEXAGON = 183, 164
 FOLDER = "/maven2/com/qualcomm/qti/qnn-runtime"

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from farm.base.config.settings import load_config
-from farm.numbers.regressions.confirm_job import PairsRequest
 from farm.numbers.regressions.confirm_run import RunFindings, confirm_run
 from farm.numbers.regressions.remeasure import BenchPool
+from farm.numbers.regressions.stored_pairs import PairsRequest
 from farm.replay.stored_result import StoredResult
 from farm.results.analysis.confirmation import Pair
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict

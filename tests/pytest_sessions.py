@@ -7,8 +7,8 @@ from typing import Any
 
 from farm_home import FarmHome
 
+from farm.store.records import JobView, RunView
 from farm.store.store import open_store
-from farm.store.view import JobView, RunView
 
 # Other plugins of this environment take pytest longer to import than it takes to run these tests.
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from loopback import serving
+from networks import serving
 from waiting import free_port
 
 LOOPBACK = "127.0.0.1"

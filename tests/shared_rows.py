@@ -1,21 +1,32 @@
-"""A small shared farm for tests: agents with devices, and runs that are submitted to it."""
+"""Rows and parts of a small shared farm for tests: agents, submitted runs, bundles, shards and terms."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import made
 import msgspec
+from made import write_bundle
 from sqlalchemy import Row, select, text
 
-from farm.policy.situation import Priority
+from farm.base.config.settings import Config, load_config
+from farm.base.forms import is_bundle_key
+from farm.builds.bundles.bundle import Bundle
+from farm.builds.bundles.cache import BundleCache
+from farm.devices.device import Device
+from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
+from farm.dispatch.request.request import Profile
+from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store import schema
 from farm.store.cluster.records import (
     AgentDevice,
     AgentFacts,
     AgentId,
+    Build,
     HeldBuild,
     HeldShard,
     NewBuild,
@@ -24,10 +35,12 @@ from farm.store.cluster.records import (
     PlannedJob,
     ShardResult,
 )
-from farm.store.protocol import PROTOCOL
-from farm.store.records import RunRecord
+from farm.store.records import PROTOCOL, RunRecord
 from farm.store.store import Store
 from farm.suites.suite import Job
+
+# A small shared farm for tests: agents with devices, and runs that are submitted to it.
+
 
 SOC = "SM8650"
 TTL_S = 10.0
@@ -154,3 +167,65 @@ def take_build(store: Store, worker: int, host: str = "b1", toolchain: str = "to
     made = store.cluster.take_build(worker, host, [toolchain])
     assert made is not None
     return made
+
+
+# Bundles, shards and terms as small as they can be, for tests of what travels between hosts.
+
+
+NO_STORE = "postgresql://farm@127.0.0.1:1/farm"
+"""Address at which no database answers."""
+
+
+def made_job(name: str, soc: str = "SM8650") -> Job:
+    return made.job(name, soc, suite="made")
+
+
+def made_key(job: Job) -> str:
+    key = hashlib.sha256(job.id.encode()).hexdigest()
+    assert is_bundle_key(key)
+    return key
+
+
+def made_bundle(cache: BundleCache, job: Job, pte: bytes = b"a program") -> Bundle:
+    def fill(folder: Path) -> None:
+        contents = {"model.pte": pte, "inputs/input_0_0.raw": bytes(16)}
+        write_bundle(folder, contents, key=made_key(job), job_id=job.id, soc=job.target.soc)
+        (folder / "build.log").write_text("compiled\n")
+
+    return cache.build(made_key(job), fill)
+
+
+def made_config(root: Path, machine: str, artifacts: str = "", store: str = NO_STORE) -> Config:
+    """Return the configuration of a machine of a shared farm, with a cache and a state of its own below `root`."""
+    folder = root / machine
+    folder.mkdir(exist_ok=True)
+    file = folder / "farm.toml"
+    file.write_text(f'store = "{store}"\nartifacts = "{artifacts or f"file://{root}/place"}"\n')
+    return msgspec.structs.replace(load_config(file), cache_dir=folder / "cache", state_dir=folder / "state")
+
+
+def made_device(serial: str = "phone-1", soc: str = "SM8650") -> Device:
+    return made.device(serial, soc, kind="virtual", host="attic")
+
+
+def made_terms(
+    runtimes: Iterable[RemoteRuntime],
+    health_checks: Iterable[PlannedJob] = (),
+    *,
+    protocol: int = PROTOCOL,
+    toolchain: str = "t",
+    profile: Profile = Profile.AUTO,
+) -> bytes:
+    terms = WorkTerms(
+        protocol=protocol, toolchain=toolchain, backend="htp", mode="traditional", iterations=1, warm_up=0,
+        timeout_s=60.0, reducible=False, profile=profile, heap=False, runtimes=tuple(runtimes),
+        health_checks=tuple(health_checks),
+    )  # fmt: skip
+    return msgspec.json.encode(terms)
+
+
+def made_shard(jobs: Sequence[Job], terms: bytes, builds: Iterable[Build] = ()) -> HeldShard:
+    lease = Lease("phone-1@attic", 7, "t", "ada", "attic", 1, "run", Priority.PERSON, 0, 10_000)
+    planned = tuple(PlannedJob(job, made_key(job)) for job in jobs)
+    by_key = {build.key: build for build in builds}
+    return HeldShard(id=1, run_id="20261123-120000-abcdef", jobs=planned, lease=lease, terms=terms, builds=by_key)

@@ -9,7 +9,7 @@ from pathlib import Path
 from elf_maker import HASH, LOAD, SIGNED, UNSIGNED, make_elf
 from heap_sdk_stub import make_sdk_with
 
-from farm.builds.runtime.native.elf import HEXAGON
+from farm.builds.runtime.parts import HEXAGON
 from farm.builds.runtime.simulator import LIBRARY, package_libraries
 
 STUB = Path(__file__).parent / "native_runner" / "skel_stub.cpp"

@@ -20,8 +20,7 @@ from queue import SimpleQueue
 
 import msgspec
 from made import device
-from stub_evidence import Evidence, now_s
-from stub_farm import words_of
+from stub_farm import Evidence, now_s, words_of
 from stub_hosts import HostPlan
 
 from farm.base.config.settings import LeaseConfig, load_config
@@ -29,7 +28,7 @@ from farm.base.errors import FarmError
 from farm.base.log_setup import RecordHandler, begin_logging
 from farm.devices.device import Device
 from farm.dispatch.cluster.agent.host_agent import HostAgent
-from farm.dispatch.messages import (
+from farm.dispatch.process_link import (
     Abort,
     ApplyGrant,
     Begin,
@@ -43,7 +42,7 @@ from farm.dispatch.messages import (
     SetGrant,
     ToDevice,
 )
-from farm.dispatch.request.plan import read_plan
+from farm.dispatch.request.request import read_plan
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import PlannedJob
 

@@ -25,7 +25,7 @@ from farm.dispatch.cluster.agent import builds
 from farm.dispatch.cluster.hints import Hints
 from farm.store.cluster.records import AgentFacts
 from farm.store.objects.objects import open_objects
-from farm.store.protocol import PROTOCOL
+from farm.store.records import PROTOCOL
 from farm.store.store import open_store
 
 TOOLCHAIN = "stub"

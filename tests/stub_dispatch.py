@@ -15,11 +15,11 @@ from stub_run import Quiet
 from waiting import all_the_time, until
 
 from farm.base.errors import FarmError
-from farm.devices.device import Device
-from farm.devices.health import HealthEvent
+from farm.devices.device import Device, HealthEvent
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.local_jobs import LocalJobs
-from farm.dispatch.messages import (
+from farm.dispatch.pool.device_pool import DevicePool
+from farm.dispatch.process_link import (
     Abort,
     ApplyGrant,
     Begin,
@@ -33,8 +33,7 @@ from farm.dispatch.messages import (
     SetGrant,
     ToDevice,
 )
-from farm.dispatch.pool.device_pool import DevicePool
-from farm.dispatch.request.plan import RunPlan
+from farm.dispatch.request.request import RunPlan
 from farm.policy.retries import tried
 from farm.policy.situation import Lease
 from farm.results.attempt import Attempt, Cause, Stage, Verdict

@@ -11,7 +11,7 @@ import made
 
 from farm.builds.compile.protocol import BuildReply
 from farm.devices.device import Device
-from farm.dispatch.cluster.delivery.worker import finish
+from farm.dispatch.cluster.delivery import finish
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import (
     AgentDevice,
@@ -24,7 +24,7 @@ from farm.store.cluster.records import (
     ShardResult,
 )
 from farm.store.objects.objects import Objects
-from farm.store.protocol import PROTOCOL
+from farm.store.records import PROTOCOL
 from farm.store.store import Store, open_store
 
 TTL_S = 5.0

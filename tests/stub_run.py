@@ -14,18 +14,16 @@ from log_lines import LogLines
 from stub_farm import EXPECTED, StubFarm
 
 from farm.base.config.settings import HealthConfig, LeaseConfig, load_config
+from farm.base.machine import user_name
 from farm.base.processes import Supervisor
-from farm.base.user import user_name
 from farm.dispatch.device_forks import device_forks
 from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
-from farm.dispatch.request.plan import RunPlan
-from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import Profile, RunPlan
 from farm.dispatch.run.run import LocalRun
 from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Verdict
-from farm.store.records import RunRecord
+from farm.store.records import RunRecord, RunView
 from farm.store.store import open_store
-from farm.store.view import RunView
 
 
 @dataclass

@@ -7,7 +7,7 @@ import pytest
 from farm.base.config.devices import Endpoint, SshLogin
 from farm.base.config.settings import DeviceConfig, HostConfig, load_config
 from farm.base.errors import ConfigError, UsageError
-from farm.base.memory import usable_bytes
+from farm.base.machine import usable_bytes
 from farm.devices.connect import require_named
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farm.base.durations import age_in_seconds, in_seconds
+from farm.base.forms import age_in_seconds, in_seconds
 
 
 def test_units_are_letters_or_words() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from farm.base.errors import ConfigError, IllegalTargetError
 from farm.base.socs import find_soc
-from farm.suites.architectures import ARCHITECTURES, params_of_hugging_face
+from farm.suites.generate import ARCHITECTURES, params_of_hugging_face
 from farm.suites.manifests import load_suite
 from farm.suites.prompts import decoder_params, expected_of, prompts_of, read_tokens, scored_of
 from farm.suites.suite import Case, plan

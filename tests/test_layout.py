@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farm.base.errors import ConfigError
-from farm.builds.program.layout import (
+from farm.builds.program.pte import (
     Call,
     DeclaredTensor,
     LayoutError,
     find_layout,
     from_memory,
     memory_order,
+    read_pte,
     to_memory,
 )
-from farm.builds.program.pte import read_pte
 
 LAST = (0, 2, 3, 1)
 IMAGE, SMALL = DeclaredTensor((1, 3, 8, 10), LAST), DeclaredTensor((1, 3, 4, 5), LAST)

@@ -24,7 +24,7 @@ from farm.base.log_setup import (
     only_warnings,
     shown_by,
 )
-from farm.cli.cluster.agent import command as agent_command
+from farm.cli.setup.lab import agent_command
 
 LOG = logging.getLogger("farm.dispatch.cluster.test")
 HOSTILE = "\x1b[2J\x1b]0;x\x07\r\n::error::not from farm \u202e"

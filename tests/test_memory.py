@@ -6,7 +6,7 @@ import sys
 
 from waiting import Started
 
-from farm.base.memory import own_bytes, peak_bytes, reset_peak, resident_bytes, usable_bytes
+from farm.base.machine import own_bytes, peak_bytes, reset_peak, resident_bytes, usable_bytes
 
 MEGABYTE = 2**20
 # A grandchild of the measured process allocates memory, shares it with a child of its own, and prints a line.

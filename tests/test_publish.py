@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 
 from farm.base.errors import InfraError
-from farm.base.publish import own_folder, published, sweep_own, without_owner
+from farm.base.files import own_folder, published, sweep_own, without_owner
 
 
 def test_of_many_that_want_a_folder_one_makes_it(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_folder_whose_lock_was_taken_for_left_over_has_one_all_the_same(
             sweep_own(tmp_path)
         flock(file, how)
 
-    monkeypatch.setattr("farm.base.publish.fcntl.flock", sweep_first)
+    monkeypatch.setattr("farm.base.files.fcntl.flock", sweep_first)
     with own_folder(tmp_path, "one"):
         assert swept
         assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "one.lock"]

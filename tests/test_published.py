@@ -12,8 +12,8 @@ import pytest
 from executorch_checkout import installed
 
 from farm.base.errors import ConfigError
-from farm.suites.accuracy.asked import asked_of
-from farm.suites.architectures import ARCHITECTURES
+from farm.suites.accuracy.texts import asked_of
+from farm.suites.generate import ARCHITECTURES
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.prompts import decoder_params, generate_of, prefix_of
 from farm.suites.suite import Case

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from farm.base.config.settings import QNN_PATHS, VARIABLES
-from farm.base.errors import InfraError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode, InfraError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import reference

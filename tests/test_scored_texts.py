@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from farm.base.errors import ConfigError
-from farm.builds.bundles.source import named_files, source_digest
-from farm.suites.accuracy.asked import asked_of, most_scored, rolling_windows, tokenize_choice
-from farm.suites.accuracy.questions import WrittenQuestion, written_questions
-from farm.suites.accuracy.task_format import read_task
-from farm.suites.accuracy.tokenizer import load_tokenizer
-from farm.suites.accuracy.wikitext import detokenized
+from farm.builds.bundles.key import named_files, source_digest
+from farm.suites.accuracy.tasks import WrittenQuestion, read_task, written_questions
+from farm.suites.accuracy.texts import (
+    asked_of,
+    detokenized,
+    load_tokenizer,
+    most_scored,
+    rolling_windows,
+    tokenize_choice,
+)
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.suite import Case
 

@@ -15,12 +15,12 @@ from shared_rows import facts
 from farm.base import socs
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import ConfigError, UnknownNameError
-from farm.base.resources import data_folder
+from farm.base.paths import data_folder
 from farm.base.socs import find_soc, is_soc, load_socs, set_like
 from farm.cli.setup.suites import socs_command
 from farm.devices.device import Device
 from farm.devices.discovery import Scan
-from farm.devices.identity import reported_soc
+from farm.devices.facts import reported_soc
 from farm.dispatch.cluster.agent.host_devices import described
 from farm.dispatch.cluster.client.devices import Wanted
 from farm.dispatch.cluster.client.devices import choose as choose_of_agents

@@ -8,16 +8,16 @@ import sys
 import msgspec
 import pytest
 
-from farm.base.structs import prepare_decoders
+from farm.base.toml_tables import prepare_decoders
 
 # Without `prepare_decoders` one process in some dozens ends with SIGSEGV.
 _CODE = """
 import threading
 import msgspec
 from farm.dispatch.cluster.terms import WorkTerms
-from farm.dispatch.request.plan import RunPlan
+from farm.dispatch.request.request import RunPlan
 from farm.store.cluster.records import HeldShard
-from farm.base.structs import prepare_decoders
+from farm.base.toml_tables import prepare_decoders
 
 assert prepare_decoders() > 50
 together = threading.Barrier(8)

@@ -1,4 +1,4 @@
-"""Trusted files: an unnamed farm.toml, and the content of a cache. With real users, owners and modes."""
+"""Trust in files, and paths that users name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from pathlib import Path
 import pytest
 from forks import run_fork
 from users import User
+
+from farm.base.errors import UsageError
+from farm.base.paths import beside, is_path
+
+# Trusted files: an unnamed farm.toml, and the content of a cache. With real users, owners and modes.
+
 
 SAY = "from farm.base.config.settings import load_config; print(load_config().sdk_root)"
 HOSTILE = '[qnn]\nsdk_root = "/his/sdk"\n'
@@ -289,3 +295,20 @@ def test_what_a_user_does_every_day_works_under_usual_umasks(
         assert "is ignored" not in done.stderr
     assert ada.farm("runs", "prune", "--keep=1d", "--yes").returncode == 0
     assert ada.farm("setup", "cache", "prune", "--all", "--yes").stdout.startswith("removed")
+
+
+# Texts of users that name a path.
+
+
+def test_a_text_with_a_slash_or_with_a_dot_or_a_tilde_in_front_is_a_path() -> None:
+    assert all(is_path(text) for text in (".", "..", "./et", ".venv", "~", "~ada/et", "/opt/et", "et/src", "../et"))
+    assert not any(is_path(text) for text in ("", "main", "main.old", "1.5.0", "v2.49.40", "default", "et~"))
+
+
+def test_a_path_is_relative_to_the_file_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert [beside(tmp_path, text) for text in ("et", "~/et", "/opt/et")] == [
+        tmp_path / "et", tmp_path / "home/et", Path("/opt/et")
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="~no-such-user/et: there is no such home"):
+        beside(tmp_path, "~no-such-user/et")

@@ -10,8 +10,8 @@ import importlib
 import sys
 from pathlib import Path
 
-from farm.builds.bundles.trace import write_trace
-from farm.builds.compile.tracing import Tracer
+from farm.builds.bundles.reuse import write_trace
+from farm.builds.compile.loaded import Tracer
 
 
 def _result(root: str) -> object:

@@ -134,7 +134,7 @@ def run_script(script: Path, *arguments: str, cache: Path, folder: Path) -> str:
     """Run a script that imports torch in a folder, and return its output. Raises AssertionError when it fails."""
     from farm.base.config.settings import load_config
     from farm.builds.toolchains.interpreters import process_environment
-    from farm.builds.toolchains.prepare import prepare
+    from farm.builds.toolchains.selection import prepare
 
     tools = prepare(msgspec.structs.replace(load_config(), cache_dir=cache))
     env = {**process_environment(tools.compiler.env), **SAME_EACH_TIME, **ONE_THREAD, "FARM_CACHE_DIR": str(cache)}

@@ -23,7 +23,7 @@ import msgspec
 from farm.base import errors
 from farm.base.config.settings import QNN_PATHS, VARIABLES, Config, _FarmToml
 from farm.base.config.toolchains import ToolchainTable
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode
 from farm.cli.main import cli
 
 if TYPE_CHECKING:

@@ -1,48 +1,86 @@
-"""Every error that farm raises on purpose; farm/base/exit_codes.py has the exit codes.
-
-FarmError
-├── UsageError                 an impossible request: no change
-│   ├── ConfigError            an invalid value in a file; names file, key and expectation
-│   ├── UnknownNameError       no such SoC, suite, case, backend or run; names the nearest
-│   ├── IllegalTargetError     an SoC, backend and precision that do not fit, with the reason
-│   ├── NeedsDeviceError       a program for real devices on a virtual device, with the reason
-│   ├── MissingPackageError    a program whose op packages have no library for the device
-│   └── NoHistoryError         no result or number to work with, or a result whose bundle is gone
-├── NothingSelectedError       the selection is empty
-├── DelegationError            a graph cannot be lowered without the operators that a backend did not take
-├── MisreadCodesError          quantized operators do not reach the backend with this toolchain
-├── ProgramError               a test's program did not compile, load or run
-├── NativeBuildError           the native parts of a commit cannot be built: it cannot be tried
-└── InfraError                 the farm or a device, never the code under test
-    ├── MissingToolError       a missing library, compiler or tool, with the places searched and the next step
-    │   └── UntrustedError     another user could have written a file to execute
-    ├── NoDeviceError          no attached device can run the target
-    ├── DeviceError            a device failed; carries serial, command, stderr
-    │   ├── DeviceTimeoutError no answer in time
-    │   ├── DeviceGoneError    an absent device: cable, reboot, network
-    │   ├── DeviceSpaceError   full storage of a device
-    │   └── AdbServerError     not the device, but the adb server before it, does not answer
-    ├── LocalError             this machine, not a device: a full disk, no memory, a file that cannot be written
-    ├── LeaseLostError         the lease of a device is missing or has ended
-    ├── AgentRefusedError      the shared farm does not take this agent: its name is taken, or its farm another
-    ├── BundleError            a compiled bundle is damaged or is for another SoC
-    └── StoreError             the database refuses: newer schema, read-only, full disk
-        ├── NoRightError       the database login lacks a right: users act through 'farm serve'
-        ├── RowRefusedError    a row that the database refuses; other rows are unaffected
-        ├── ArtifactsError     the place where a shared farm keeps its files does not answer, or refuses
-        │   └── ArtifactLostError  a missing or changed file; other files are unaffected
-        ├── StoreUnreachableError  the server of the database does not answer
-        └── StoreLostError     deleted, replaced, damaged or dropped: waiting does not help
-            └── NoStoreError   no store yet, or no store possible at the named place
-"""
+"""Every error that farm raises on purpose, and the exit codes of every command."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import Self
 
-from farm.base.exit_codes import ExitCode
+# Exit codes of every command: one table, from which the page of the documentation is made.
+
+
+class ExitCode(IntEnum):
+    """Exit code of a command, with its meaning for users.
+
+    Codes up to 5 and 130 are also ends of runs in the store, and their numbers stay.
+    """
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> Self:
+        """Return the code, with its meaning as an attribute."""
+        one = int.__new__(cls, code)
+        one._value_ = code
+        one.meaning = meaning
+        return one
+
+    PASSED = 0, "all passed"
+    FAILED = 1, "a job failed"
+    USAGE = 2, "usage or configuration error"
+    REGRESSION = 3, "nothing failed, but there are regressions"
+    INFRA = 4, "no device, or infrastructure trouble"
+    NOTHING = 5, "nothing was selected, or all jobs were skipped"
+    MISSING_TOOL = 6, "a library, compiler, tool or file of the setup is missing"
+    NO_HISTORY = 7, "too little history: no result, or its bundle is gone"
+    REFUSED = 8, "refused: a file that another user could write, a run that no host can read, a login that only reads"
+    NO_STORE = 9, "there is no store, or no store is possible at the named place"
+    STORE_UNREACHABLE = 10, "the server of the store cannot be reached"
+    AGENT_REFUSED = 11, "another agent has the name, or the agent is of another farm"
+    INTERRUPTED = 130, "interrupted"
+
+
+ENDED_EARLY = frozenset(ExitCode) - {ExitCode.PASSED, ExitCode.FAILED, ExitCode.REGRESSION, ExitCode.NOTHING}
+"""Exit codes of commands that ended before their work was done."""
+
+
+# Every error that farm raises on purpose; farm/base/errors.py has the exit codes.
+#
+# FarmError
+# ├── UsageError                 an impossible request: no change
+# │   ├── ConfigError            an invalid value in a file; names file, key and expectation
+# │   ├── UnknownNameError       no such SoC, suite, case, backend or run; names the nearest
+# │   ├── IllegalTargetError     an SoC, backend and precision that do not fit, with the reason
+# │   ├── NeedsDeviceError       a program for real devices on a virtual device, with the reason
+# │   ├── MissingPackageError    a program whose op packages have no library for the device
+# │   └── NoHistoryError         no result or number to work with, or a result whose bundle is gone
+# ├── NothingSelectedError       the selection is empty
+# ├── DelegationError            a graph cannot be lowered without the operators that a backend did not take
+# ├── MisreadCodesError          quantized operators do not reach the backend with this toolchain
+# ├── ProgramError               a test's program did not compile, load or run
+# ├── NativeBuildError           the native parts of a commit cannot be built: it cannot be tried
+# └── InfraError                 the farm or a device, never the code under test
+#     ├── MissingToolError       a missing library, compiler or tool, with the places searched and the next step
+#     │   └── UntrustedError     another user could have written a file to execute
+#     ├── NoDeviceError          no attached device can run the target
+#     ├── DeviceError            a device failed; carries serial, command, stderr
+#     │   ├── DeviceTimeoutError no answer in time
+#     │   ├── DeviceGoneError    an absent device: cable, reboot, network
+#     │   ├── DeviceSpaceError   full storage of a device
+#     │   └── AdbServerError     not the device, but the adb server before it, does not answer
+#     ├── LocalError             this machine, not a device: a full disk, no memory, a file that cannot be written
+#     ├── LeaseLostError         the lease of a device is missing or has ended
+#     ├── AgentRefusedError      the shared farm does not take this agent: its name is taken, or its farm another
+#     ├── BundleError            a compiled bundle is damaged or is for another SoC
+#     └── StoreError             the database refuses: newer schema, read-only, full disk
+#         ├── NoRightError       the database login lacks a right: users act through 'farm serve'
+#         ├── RowRefusedError    a row that the database refuses; other rows are unaffected
+#         ├── ArtifactsError     the place where a shared farm keeps its files does not answer, or refuses
+#         │   └── ArtifactLostError  a missing or changed file; other files are unaffected
+#         ├── StoreUnreachableError  the server of the database does not answer
+#         └── StoreLostError     deleted, replaced, damaged or dropped: waiting does not help
+#             └── NoStoreError   no store yet, or no store possible at the named place
+
 
 FIRST_RUN = "farm run --soc SM8650 --suite smoke --virtual"
 """Command that makes a run on any machine, for hints of a farm without runs."""

@@ -2,7 +2,7 @@
 
 `ForkServer` is the client's end. The server is a program that calls `serve_forks`: it has one thread, and exits when
 the client's end of its socket is closed. A fork is in a session of its own. Forks end with their server, by the reaper
-(farm.base.reaper), and with the client, by a pipe (farm.base.lifeline).
+(farm.base.reaper), and with the client, by a pipe (farm.base.reaper).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
-from farm.base.lifeline import Lifeline
+from farm.base.reaper import Lifeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -19,10 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from farm.base.atomic import write_atomically
 from farm.base.errors import UsageError
-from farm.base.publish import make_folders
-from farm.base.trust import weakness
+from farm.base.files import make_folders, weakness, write_atomically
 
 CLOCK_STEP_NS = 20_000_000
 """A clock that files are stamped with goes in steps."""

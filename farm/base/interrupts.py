@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C, SIGTERM and SIGHUP in a command."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP in a command, and of threads that an exception ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode
+
+# Handling of Ctrl-C, SIGTERM and SIGHUP in a command.
+
 
 logger = logging.getLogger(__name__)
 
@@ -111,3 +114,26 @@ def postponed(wanted: bool) -> Iterator[None]:
 def handling(outer: InterruptHandler | None) -> AbstractContextManager[InterruptHandler]:
     """Return `outer`, the handler of a command that this is a part of, which goes on, or else a new one."""
     return InterruptHandler() if outer is None else nullcontext(outer)
+
+
+# Threads that an exception ends: the rest of the process goes on without their work, unless it takes notice.
+
+
+@contextmanager
+def noticing_deaths(died: Callable[[str], None]) -> Iterator[None]:
+    """Call `died`, in the thread that ends, with the reason for each thread that an exception ends during the body.
+
+    The traceback goes to standard error as before.
+    """
+    before = threading.excepthook
+
+    def hook(facts: threading.ExceptHookArgs) -> None:
+        before(facts)
+        name = facts.thread.name if facts.thread is not None else "of a gone thread"
+        died(f"the thread {name} failed: {facts.exc_type.__name__}: {facts.exc_value}")
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before

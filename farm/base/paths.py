@@ -1,4 +1,4 @@
-"""Paths that users name, also other users."""
+"""Paths that users name, also other users, and the data folders of farm."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from farm.base.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# Paths that users name, also other users.
 
 
 def relative(path: Path, root: Path) -> str:
@@ -75,3 +78,15 @@ def require_inside(manifest: Path, key: str, path: Path, root: Path | None) -> N
     """Raise ConfigError for a path that leads out of `root`; its file is not looked up. Without a root all may be."""
     if root is not None and not relative(path, root):
         raise ConfigError(manifest, key, f"{str(path).removeprefix(f'{root}/')[:200]!r} is outside of the suite")
+
+
+# Data folders: beside the package in a checkout, inside it in an installed wheel.
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def data_folder(name: str) -> Path:
+    """Return the folder `device_profiles`, `test_suites`, `native_runner` or `reports`."""
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name

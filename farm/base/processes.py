@@ -1,7 +1,7 @@
 """Starts the processes that live as long as farm does, and leaves none behind, not even after a kill -9.
 
 psutil finds children by their parent, which is gone after a fork into the background; marks and sessions stay. Reaper
-(farm.base.reaper) and pipe (farm.base.lifeline) share that: docs/developers/architecture.md, "Processes".
+(farm.base.reaper) and pipe (farm.base.reaper) share that: docs/developers/architecture.md, "Processes".
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from farm.base import reaper
 from farm.base.errors import InfraError, MissingToolError
-from farm.base.lifeline import Lifeline
-from farm.base.logs import end_of_log
+from farm.base.files import end_of_log
+from farm.base.reaper import Lifeline
 
 _LINE_BYTES = 16 * 1024
 _LAST_MOMENT_S = 1.0

@@ -14,7 +14,7 @@ import msgspec
 from farm.base.backends.descriptor import QUANTIZED_PRECISIONS, Backend
 from farm.base.backends.registry import BACKENDS, cpu_backends, find_backend
 from farm.base.errors import ConfigError, IllegalTargetError, UnknownNameError
-from farm.base.resources import data_folder
+from farm.base.paths import data_folder
 from farm.base.toml_tables import read_table
 
 READY = "ready"

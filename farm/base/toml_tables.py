@@ -1,7 +1,8 @@
-"""TOML files -> typed tables; errors name the whole key and the nearest valid one."""
+"""TOML files -> typed tables; errors name the whole key and the nearest valid one. Types made ready before threads."""
 
 from __future__ import annotations
 
+import contextlib
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from farm.base.durations import in_seconds
 from farm.base.errors import ConfigError, UnknownNameError
+from farm.base.forms import in_seconds
+
+# TOML files -> typed tables; errors name the whole key and the nearest valid one.
+
 
 _T = TypeVar("_T")
 
@@ -112,3 +116,31 @@ def _without_none(kind: Any, value: object) -> Any:
     kinds = [one for one in typing.get_args(kind) if one is not type(None)]
     is_optional = type(None) in typing.get_args(kind)
     return kinds[0] if is_optional and len(kinds) == 1 and value is not None else kind
+
+
+# msgspec's types made ready before there are threads.
+
+
+_READY = set[type]()
+"""Structs that this process, or the process that forked it, has prepared, if they can be decoded."""
+
+
+def prepare_decoders() -> int:
+    """Prepare the decoding of every imported Struct, and return their number.
+
+    msgspec 0.22 analyses a type at its first decoding, and ends the process with SIGSEGV if two threads do so at once.
+    Call this before threads begin that decode.
+    """
+    kinds, seen = [msgspec.Struct], set[type]()
+    while kinds:
+        for kind in kinds.pop().__subclasses__():
+            if kind not in seen:
+                seen.add(kind)
+                kinds.append(kind)
+                if kind in _READY:
+                    continue
+                _READY.add(kind)
+                # Names that only a type checker imports: such a type is never decoded.
+                with contextlib.suppress(NameError, TypeError):
+                    msgspec.json.Decoder(kind)
+    return len(seen)

@@ -160,7 +160,7 @@ def _connected(url: str) -> Any:
 
 
 def _socs(_asked: _Asked) -> Iterable[str]:
-    from farm.base.resources import data_folder
+    from farm.base.paths import data_folder
 
     return sorted(path.stem for path in data_folder("device_profiles").glob("*.toml"))
 
@@ -251,7 +251,7 @@ _OPTIONS = {
     "--backend": _constant("farm.base.backends.registry", "BACKENDS"),
     "--precision": _constant("farm.base.socs", "PRECISIONS"),
     "--metric": _metrics,
-    "--target": _constant("farm.builds.runtime.native.targets", "TARGETS"),
+    "--target": _constant("farm.builds.runtime.native", "TARGETS"),
     **dict.fromkeys(("--run", "--resume", "--changed-since", "--good", "--bad", "--diff"), _runs),
 }
 _ARGUMENTS = {

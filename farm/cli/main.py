@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm import __version__
-from farm.base.errors import FarmError, InfraError, UnknownNameError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode, FarmError, InfraError, UnknownNameError
 from farm.cli.options import ListingGroup, with_numbers
 
 if TYPE_CHECKING:
@@ -25,57 +24,57 @@ if TYPE_CHECKING:
 # Group -> command -> (`module:attribute` below farm.cli, line in the help).
 _IN_GROUPS = {
     "runs": {
-        "list": ("running.runs:list_command", "List runs, newest first."),
-        "show": ("looking.report:report_command", "Write the HTML report of a run and print its summary."),
-        "watch": ("cluster.attach:watch_command", "Follow a submitted run on a shared farm."),
-        "cancel": ("cluster.attach:cancel_command", "Cancel a submitted run on a shared farm."),
-        "remove": ("running.runs:remove_command", "Remove one run."),
-        "prune": ("running.runs:prune_command", "Remove old runs; without --yes only list them."),
+        "list": ("looking.runs:list_command", "List runs, newest first."),
+        "show": ("looking.runs:report_command", "Write the HTML report of a run and print its summary."),
+        "watch": ("looking.runs:watch_command", "Follow a submitted run on a shared farm."),
+        "cancel": ("looking.runs:cancel_command", "Cancel a submitted run on a shared farm."),
+        "remove": ("looking.runs:remove_command", "Remove one run."),
+        "prune": ("looking.runs:prune_command", "Remove old runs; without --yes only list them."),
     },
     "jobs": {
-        "show": ("looking.show:command", "Show a job: attempts, logs, numbers, commands to repeat it."),
-        "history": ("looking.history:history_command", "Show a job's numbers, run by run."),
-        "profile": ("running.profile:command", "Show a job's time node by node, or compare two runs."),
+        "show": ("looking.jobs:show_command", "Show a job: attempts, logs, numbers, commands to repeat it."),
+        "history": ("looking.status:history_command", "Show a job's numbers, run by run."),
+        "profile": ("looking.jobs:profile_command", "Show a job's time node by node, or compare two runs."),
         "debug": ("running.debug:command", "Compare a job layer by layer; name the first wrong one."),
         "rerun": ("running.exec:rerun_command", "Run a stored result again from its bundle."),
-        "bundle": ("looking.bundle:command", "Copy a job's bundle: .pte, inputs, references."),
-        "coverage": ("looking.coverage:command", "Show operators by precision with the state of their cases."),
+        "bundle": ("looking.jobs:bundle_command", "Copy a job's bundle: .pte, inputs, references."),
+        "coverage": ("looking.jobs:coverage_command", "Show operators by precision with the state of their cases."),
     },
     "perf": {
-        "compare": ("running.compare:command", "Compare two toolchains, SDKs or option sets."),
-        "confirm": ("running.confirm:confirm_command", "Measure suspected regressions again, in interleaved pairs."),
-        "bisect": ("running.bisect:bisect_command", "Find the first bad run or commit of a job."),
-        "diff": ("looking.report:diff_command", "Compare two runs: new failures, fixed, slower, faster."),
-        "baseline": ("looking.history:baseline_command", "Show the level that the next run is compared with."),
+        "compare": ("running.perf:compare_command", "Compare two toolchains, SDKs or option sets."),
+        "confirm": ("running.perf:confirm_command", "Measure suspected regressions again, in interleaved pairs."),
+        "bisect": ("running.perf:bisect_command", "Find the first bad run or commit of a job."),
+        "diff": ("looking.runs:diff_command", "Compare two runs: new failures, fixed, slower, faster."),
+        "baseline": ("looking.status:baseline_command", "Show the level that the next run is compared with."),
     },
     "alerts": {
         "list": ("looking.status:list_command", "List open regressions and failing jobs."),
         "assign": ("looking.status:assign_command", "Record owner, state and note of a regression or failing job."),
-        "accept": ("looking.history:accept_command", "Accept the new level of a job's numbers."),
+        "accept": ("looking.status:accept_command", "Accept the new level of a job's numbers."),
     },
     "devices": {
-        "list": ("devices.devices:command", "List attached devices: identity, health, users."),
-        "show": ("devices.device:show_command", "Show a device and the events of its health."),
+        "list": ("devices.devices:list_command", "List attached devices: identity, health, users."),
+        "show": ("devices.devices:show_command", "Show a device and the events of its health."),
         "lease": ("devices.lease:lease_command", "Reserve a device for your commands."),
         "release": ("devices.lease:release_command", "Give a leased device back."),
         "shell": ("devices.hold:shell_command", "Open a shell on a device."),
-        "adb": ("devices.adb:adb_command", "Run your own adb on a device."),
-        "connect": ("devices.adb:connect_command", "Connect a device to your adb: scrcpy, Android Studio."),
-        "check": ("devices.device:check_command", "Check the properties of devices now."),
-        "enable": ("devices.device:enable_command", "Put a device into service again."),
-        "disable": ("devices.device:disable_command", "Take a device out of service."),
-        "unquarantine": ("devices.device:unquarantine_command", "End the quarantine of a device."),
-        "name": ("devices.device:name_command", "Give a device a name."),
-        "label": ("devices.device:label_command", "Replace the labels of a device."),
+        "adb": ("devices.hold:adb_command", "Run your own adb on a device."),
+        "connect": ("devices.hold:connect_command", "Connect a device to your adb: scrcpy, Android Studio."),
+        "check": ("devices.devices:check_command", "Check the properties of devices now."),
+        "enable": ("devices.devices:enable_command", "Put a device into service again."),
+        "disable": ("devices.devices:disable_command", "Take a device out of service."),
+        "unquarantine": ("devices.devices:unquarantine_command", "End the quarantine of a device."),
+        "name": ("devices.devices:name_command", "Give a device a name."),
+        "label": ("devices.devices:label_command", "Replace the labels of a device."),
         "host": ("devices.host:command", "Use devices that are rented for a session."),
-        "remove": ("devices.device:remove_command", "Remove an absent device from every list."),
+        "remove": ("devices.devices:remove_command", "Remove an absent device from every list."),
         "socs": ("setup.suites:socs_command", "List the SoCs that farm supports."),
     },
     "lab": {
-        "agent": ("cluster.agent:command", "Run this host's devices and compilers for a shared farm."),
+        "agent": ("setup.lab:agent_command", "Run this host's devices and compilers for a shared farm."),
         "accounts": ("setup.lab:accounts_command", "List, make and remove accounts of farm serve."),
         "audit": ("setup.lab:audit_command", "Show the actions of accounts on farm serve."),
-        "queue": ("cluster.queue:command", "Show waiting runs and commands, with reason and estimate."),
+        "queue": ("setup.lab:queue_command", "Show waiting runs and commands, with reason and estimate."),
         "quota": ("setup.lab:quota_command", "Show or set the most devices of a user or label."),
         "notify": ("setup.lab:notify_command", "Show or test the receivers of quarantine notices."),
         "roles": ("setup.lab:roles_command", "Print or apply the SQL of PostgreSQL roles."),
@@ -83,17 +82,17 @@ _IN_GROUPS = {
     "setup": {
         "doctor": ("setup.doctor:command", "Check this machine for compiling, staging and running."),
         "toolchain": ("setup.toolchain:command", "List, show, check and make toolchains."),
-        "sdk": ("setup.sdk:command", "Show, fetch and select QNN SDKs."),
+        "sdk": ("setup.toolchain:sdk_command", "Show, fetch and select QNN SDKs."),
         "runtime": ("setup.runtime:command", "Show, build and check runner, libraries and skels."),
-        "sign": ("setup.sign:command", "Sign the skels of LPAI and direct mode."),
+        "sign": ("setup.runtime:sign_command", "Sign the skels of LPAI and direct mode."),
         "cache": ("setup.cache:command", "Show or prune compiled bundles."),
         "completion": ("completion:command", "Print the completion script of a shell."),
     },
     "data": {
         "export": ("looking.transfer:export_command", "Write runs for other tools or another store."),
         "import": ("looking.transfer:import_command", "Read runs that 'farm data export' wrote."),
-        "sql": ("looking.sql:command", "Query the store in SQL, read only."),
-        "mcp": ("looking.mcp:command", "Answer the tools of an AI assistant (MCP)."),
+        "sql": ("looking.data:sql_command", "Query the store in SQL, read only."),
+        "mcp": ("looking.data:mcp_command", "Answer the tools of an AI assistant (MCP)."),
     },
 }
 # The group "" is the top level.
@@ -106,7 +105,7 @@ _COMMANDS = {
         "report": _IN_GROUPS["runs"]["show"],
         "status": ("looking.status:status_command", "Show new failures, regressions and infra trouble."),
         "diff": _IN_GROUPS["perf"]["diff"],
-        "serve": ("looking.report:serve_command", "Serve status, runs, devices and history to browsers."),
+        "serve": ("looking.runs:serve_command", "Serve status, runs, devices and history to browsers."),
         "exec": ("running.exec:exec_command", "Run a .pte file on a device: outputs, latency, profile."),
         "history": _IN_GROUPS["jobs"]["history"],
         "lease": _IN_GROUPS["devices"]["lease"],

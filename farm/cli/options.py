@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from farm.base.durations import LONGEST_S, in_seconds
 from farm.base.errors import UnknownNameError, UsageError
+from farm.base.forms import LONGEST_S, in_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -12,10 +12,10 @@ import msgspec
 from farm.base.config.devices import TAC_MODULE, SshLogin
 from farm.base.errors import ConfigError, InfraError, UnknownNameError
 from farm.base.processes import ask_program
+from farm.base.text import clean_text
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.device import AdbAddress, Device, DeviceAddress, LocalAddress, SshAddress
-from farm.devices.local.transport import LocalTransport
-from farm.devices.text import clean_text
+from farm.devices.local import LocalTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable

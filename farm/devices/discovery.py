@@ -12,16 +12,15 @@ import msgspec
 from msgspec.structs import replace
 
 from farm.base.errors import ConfigError, DeviceError, InfraError
+from farm.base.text import clean_text
 from farm.devices.adb.host import AdbHost, Attached, is_relayed
-from farm.devices.adb.names import SERIAL_VARIABLE, adb_target, named_device
+from farm.devices.adb.protocol import SERIAL_VARIABLE, adb_target, named_device
 from farm.devices.adb.server import AdbServer, ordinary_server, outdated
 from farm.devices.connect import from_plain
 from farm.devices.device import LOOPBACK, AdbAddress, Device, DeviceAddress, LocalAddress, PowerCommand, Unusable
-from farm.devices.hosts import reach_server
-from farm.devices.identity import identify
-from farm.devices.rented import host_configs
+from farm.devices.facts import identify
+from farm.devices.hosts import host_configs, reach_server
 from farm.devices.ssh.config import ssh_address
-from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from farm.base.errors import DeviceError, DeviceTimeoutError, UsageError
-from farm.base.text import count_of
-from farm.devices.archive import pull_archive, push_archive
+from farm.base.text import clean_text, count_of
+from farm.devices.files import pull_archive, push_archive
 from farm.devices.process import Link, Output, Process
-from farm.devices.text import clean_text
 
 # Bound of a program's output: a runner's log and a listing are far below; large data belongs into pulled files.
 OUTPUT_BYTES = 16 << 20

@@ -39,7 +39,7 @@ def device_forks(supervisor: Supervisor) -> ForkServer:
 
 
 def _prepare() -> None:
-    from farm.base.structs import prepare_decoders
+    from farm.base.toml_tables import prepare_decoders
     from farm.devices.adb import transport  # noqa: F401 - imported once for all forks
     from farm.dispatch import device_process  # noqa: F401
 

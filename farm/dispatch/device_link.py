@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.errors import FarmError
 from farm.base.text import bounded_log, reason_line
-from farm.dispatch.messages import (
+from farm.dispatch.process_link import (
     GRANT_APPLIED,
     ApplyGrant,
     Begin,
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farm.devices.device import Device
-    from farm.dispatch.dispatcher import Dispatcher
-    from farm.dispatch.job_source import Prepared
+    from farm.dispatch.dispatcher import Dispatcher, Prepared
     from farm.dispatch.process_link import ForkedProcess
-    from farm.dispatch.request.plan import RunPlan
+    from farm.dispatch.request.request import RunPlan
     from farm.store.cluster.records import HeldShard, PlannedJob
 
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from farm.base.errors import LocalError
-from farm.base.structs import prepare_decoders
-from farm.devices.health import HealthEvent
+from farm.base.toml_tables import prepare_decoders
+from farm.devices.device import HealthEvent
 from farm.dispatch.device_run.device_worker import DeviceWorker, Executor
-from farm.dispatch.messages import (
+from farm.dispatch.process_link import (
     GRANT_APPLIED,
     Abort,
     ApplyGrant,
@@ -40,7 +40,7 @@ from farm.dispatch.messages import (
     ToDevice,
     frame,
 )
-from farm.dispatch.request.plan import RunPlan, read_plan
+from farm.dispatch.request.request import RunPlan, read_plan
 from farm.policy.retries import Tried, as_recorded, classify, is_open, needs_health_check, tried, unfit, with_names
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.cluster.records import PlannedJob

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from farm.base.errors import FarmError, UnreadableRowError
 from farm.base.text import reason_line
 from farm.dispatch.device_link import MOST_SHARDS, AssignedJobs, AssignedShard, DeviceLink, Feed, SentJob, own_fault
-from farm.dispatch.messages import (
+from farm.dispatch.process_link import (
     GRANT_APPLIED,
     Abort,
     DeviceEvent,
@@ -35,8 +35,7 @@ from farm.store.cluster.records import HeldShard, ShardResult
 
 if TYPE_CHECKING:
     from farm.devices.device import Device
-    from farm.dispatch.dispatcher import Dispatcher
-    from farm.dispatch.job_source import JobSource, Prepared
+    from farm.dispatch.dispatcher import Dispatcher, JobSource, Prepared
     from farm.policy.situation import Lease
 
 logger = logging.getLogger(__name__)

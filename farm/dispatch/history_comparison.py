@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.report.model.format import plural
+from farm.store.queries.alerts import Standing, standing
 from farm.store.records import STEPS, AlertRecord, AlertState, NewAlert
-from farm.store.standing import Standing, standing
 from farm.suites.figures import VERIFICATION_TIME, counter_of, is_of_host
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from farm.results.analysis.history import Point
-    from farm.results.analysis.run_judgement import RunJudgement
+    from farm.results.analysis.suspected import RunJudgement
     from farm.store.queries.history import JobPast, SeriesPast
     from farm.store.store import Store
 
@@ -118,8 +118,7 @@ def compare_with_history(store: Store, run_id: str, *, programs: Collection[tupl
 
     A local run is judged as if it came after the runs of the branch; `programs` as in `judge_run`.
     """
-    from farm.results.analysis.run_judgement import Observation, judge_run
-    from farm.results.analysis.suspected import Finding
+    from farm.results.analysis.suspected import Finding, Observation, judge_run
 
     pasts = store.history.pasts_of_run(run_id)
     branch, private = store.runs.branch(run_id)
@@ -182,8 +181,7 @@ def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[Aler
 def _if_deterministic(one: SeriesPast, points: Sequence[Point], values: Sequence[float]) -> SeriesPast:
     """Return the series as an exact one if it repeated to the last bit, on one device, and now does so or is beyond
     what pairs would confirm."""
-    from farm.results.analysis.robust import difference
-    from farm.results.analysis.scale import GATES, scaled
+    from farm.results.analysis.statistics import GATES, difference, scaled
     from farm.results.analysis.suspected import repeats
 
     series = one.series
@@ -246,7 +244,7 @@ def found_alerts(comparison: HistoryComparison) -> list[NewAlert]:
 
 def _returned(comparison: HistoryComparison, index: int) -> bool:
     """Return whether a number is back on the level before an open change that could not be measured."""
-    from farm.results.analysis.scale import scaled
+    from farm.results.analysis.statistics import scaled
     from farm.results.analysis.suspected import Finding
 
     one, judgement = comparison.compared[index], comparison.judged.judgements[index]
@@ -289,7 +287,7 @@ def _levelled(one: ComparedSeries) -> list[float]:
 
 
 def _alert(comparison: HistoryComparison, index: int, state: AlertState) -> NewAlert:
-    from farm.results.analysis.scale import TURNS
+    from farm.results.analysis.statistics import TURNS
 
     one, judgement = comparison.compared[index], comparison.judged.judgements[index]
     exact = state is AlertState.EXACT

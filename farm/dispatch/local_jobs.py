@@ -13,23 +13,21 @@ import msgspec
 
 from farm.base.errors import FarmError, LeaseLostError
 from farm.dispatch.device_link import own_fault
-from farm.dispatch.job_source import Prepared
-from farm.policy.estimate import fits
+from farm.dispatch.dispatcher import Prepared
 from farm.policy.retries import Tried, avoided, is_failure, with_names
 from farm.policy.situation import Lease, Priority
+from farm.policy.waits import fits
 from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from farm.devices.device import Device
-    from farm.devices.health import HealthEvent
+    from farm.devices.device import Device, HealthEvent
     from farm.dispatch.device_runner import DeviceRunner
-    from farm.dispatch.dispatcher import Dispatcher
+    from farm.dispatch.dispatcher import Dispatcher, ProgressListener
     from farm.dispatch.pool.device_pool import DevicePool
-    from farm.dispatch.progress import ProgressListener
     from farm.dispatch.recorder import Recorder
-    from farm.dispatch.request.plan import RunPlan
+    from farm.dispatch.request.request import RunPlan
     from farm.results.attempt import Attempt
 
 logger = logging.getLogger(__name__)

@@ -1,9 +1,12 @@
-"""A bundle -> a folder to take elsewhere: the `.pte`, inputs, references, and how to run it by hand."""
+"""Folders for users without farm: a bundle with inputs, references, and how to run it by hand."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -11,6 +14,7 @@ import numpy as np
 
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import find_backend
+from farm.base.errors import UsageError
 from farm.base.socs import find_soc
 from farm.base.text import one_line
 from farm.builds.bundles.bundle import (
@@ -25,18 +29,66 @@ from farm.builds.bundles.bundle import (
     read_tensor,
 )
 from farm.builds.bundles.key import HOST_CPU
-from farm.builds.runtime.device_files import BACKEND_IN_BUILD, RUNNER_IN_BUILD, Places, device_parts
 from farm.builds.runtime.parts import RuntimePart, library
 from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, QnnFiles
-from farm.builds.runtime.runtime import domain_flag
-from farm.devices.execution.workspace import INPUT_LIST, job_layout, program_flags, shape_flags
-from farm.replay.scripts import filled, publish_folder
+from farm.builds.runtime.runtime import BACKEND_IN_BUILD, RUNNER_IN_BUILD, Places, device_parts, domain_flag
+from farm.devices.execution.content_store import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from farm.suites.suite import Target
+
+
+# Folders for users without farm: texts with filled in values, written completely or not at all.
+
+
+def filled(name: str, **values: str) -> str:
+    """Return the text `name` beside this module with a value in place of each `@name@`."""
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return re.sub(r"@(\w+)@", lambda found: values[found[1]], text)
+
+
+def require_new(folder: Path, *, make: bool = False) -> None:
+    """Raise UsageError unless `folder` is missing or empty, so that nothing is overwritten, and can be made."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder} is there already: name another folder")
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}") from None
+
+
+def publish_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Make `folder`, which may exist and be empty, by `fill`; a failure leaves nothing.
+
+    Raises UsageError for a folder that is not empty or cannot be written.
+    """
+    require_new(folder)
+    try:
+        _publish(folder.absolute(), fill)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
+
+
+def _publish(folder: Path, fill: Callable[[Path], None]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        fill(partial)
+        partial.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+# A bundle -> a folder to take elsewhere: the `.pte`, inputs, references, and how to run it by hand.
+
 
 README = "README.md"
 OUTPUTS = "outputs"

@@ -1,39 +1,52 @@
-"""Examination of attached devices, now: whether each is fit to be measured on. `farm devices check`."""
+"""Examination of attached devices, now, and its transcript for a bug report. `farm devices check`."""
 
 from __future__ import annotations
 
 import contextlib
+import getpass
+import io
+import ipaddress
 import logging
 import os
+import platform
+import re
 import secrets
+import socket
 import statistics
+import sys
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farm import __version__
 from farm.base.backends.registry import DEFAULT_BACKEND
 from farm.base.errors import ConfigError, DeviceError, FarmError, MissingToolError, UnknownNameError
+from farm.base.files import own_folder
 from farm.base.processes import Supervisor
-from farm.base.publish import own_folder
 from farm.base.socs import load_socs, no_profile
+from farm.base.text import json_document, visible
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundles_for
-from farm.builds.runtime.native.elf import ElfHeader, read_elf
+from farm.builds.runtime.packages import package_version
+from farm.builds.runtime.parts import ElfHeader, read_elf
 from farm.devices.connect import open_transport
-from farm.devices.device import Device
+from farm.devices.device import AdbAddress, Device, SshAddress
 from farm.devices.discovery import ABSENT, Scan, scan_all
 from farm.devices.execution.content_store import SESSION_PREFIX
-from farm.devices.execution.crash_logs import collect_crash_logs
-from farm.devices.platform_facts import PlatformFacts, denials, read_platform
-from farm.devices.status import read_status
+from farm.devices.execution.liveness import collect_crash_logs
+from farm.devices.facts import PlatformFacts, denials, read_platform, read_status
+from farm.devices.hosts import host_configs
+from farm.devices.ssh.config import ssh_address
 from farm.dispatch.device_run.device_worker import DeviceWorker
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
 from farm.dispatch.pool.fleet import is_called, narrowed, out_of_use, runtimes_of
-from farm.dispatch.request.plan import RunPlan
+from farm.dispatch.request.request import RunPlan
 from farm.policy.situation import Priority
 from farm.replay import properties
 from farm.replay.properties import (
@@ -53,12 +66,16 @@ from farm.store.leases.registry import Registered, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from farm.base.config.settings import Config, HealthConfig
     from farm.builds.runtime.runtime import Runtime
     from farm.devices.transport import Transport
+    from farm.policy.situation import Lease
     from farm.store.store import Store
+
+
+# Examination of attached devices, now: whether each is fit to be measured on. `farm devices check`.
+
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +271,7 @@ def _plan(
     supervisor: Supervisor,
 ) -> RunPlan:
     """Return a plan with the compiled health check of each SoC."""
-    from farm.builds.toolchains.prepare import prepare
+    from farm.builds.toolchains.selection import prepare
 
     tools, cache = prepare(config), BundleCache(config.cache_dir)
     jobs = {job.id: job for job in (health_check_job(device.soc, DEFAULT_BACKEND) for device in devices)}
@@ -433,3 +450,143 @@ def _described(runtime: Runtime | None, headers: Mapping[str, ElfHeader]) -> dic
         for name in sorted(runtime.files)
     }
     return {"versions": runtime.versions, "files": files}
+
+
+# Transcript of `farm devices check` for a bug report: lines, answers, versions; no names.
+
+
+# Folders of this machine, and of Linux devices, in which names of accounts and projects are.
+_BELOW = r"(?:/[^\s'\":;,)]*)?"
+_PATH = re.compile(
+    rf"(?<![\w/.-])/(?:home|Users|Volumes|root|tmp|var|opt|work|mnt|media|srv|run){_BELOW}|\b[A-Za-z]:\\Users\\\S*"
+)
+_ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5})?(?![\d.])")
+_MAC = re.compile(r"(?<![0-9A-Fa-f:-])(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}(?![0-9A-Fa-f:-])")
+_MAYBE_IPV6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]*:[0-9A-Fa-f.]*(?:%\w+)?(?![\w:])")
+# IMEI, IMSI and ICCID of a phone.
+_NUMBER = re.compile(r"(?<!\d)\d{15,20}(?!\d)")
+_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_PATTERNS = (
+    (_EMAIL, "<account>"), (_PATH, "<path>"), (_ADDRESS, "<address>"), (_MAC, "<address>"), (_NUMBER, "<number>"),
+)  # fmt: skip
+# Account of every machine, and a word of the lines.
+_COMMON = frozenset({"root", "shell", ""})
+_PACKAGES = ("executorch", "torch", "onnxruntime-qnn")
+
+
+class Anonymizer:
+    """Replacement of names in texts: devices, hosts, accounts, paths, addresses."""
+
+    def __init__(self, config: Config, reports: Sequence[CheckReport], leases: Iterable[Lease] = ()) -> None:
+        """Collect the names; `leases` name other users of the devices."""
+        words: dict[str, str] = {}
+        for number, report in enumerate(reports):
+            words |= dict.fromkeys(_names(report), f"<device {number}>")
+            words |= dict(_places(report.device)) if report.device is not None else {}
+        for lease in leases:
+            # Commands of other users name their folders and jobs.
+            words[lease.host] = "<host>"
+            words |= {repr(lease.purpose): "<command>"} if lease.purpose else {}
+            words |= dict.fromkeys((lease.user, lease.reserved_for), "<account>")
+        hosts = list(host_configs(config))
+        for host in hosts:
+            words |= dict.fromkeys((host.name, host.adb.host), "<host>")
+        named = (*(host.ssh for host in hosts), *(device.ssh for device in config.devices))
+        for login in (one for one in named if one is not None):
+            words |= {login.host: "<host>", login.user: "<account>"}
+            # Without a usable configuration of ssh no machine on the way is known.
+            with contextlib.suppress(FarmError):
+                words |= dict(_ssh_places(ssh_address(login)))
+        words[socket.gethostname()] = "<host>"
+        accounts = (getpass.getuser(), os.environ.get("USER", ""), os.environ.get("LOGNAME", ""))
+        words |= dict.fromkeys(accounts, "<account>")
+        folders = (config.state_dir, config.cache_dir, config.sdk_root, config.file, Path.cwd(), Path.home())
+        paths = {str(folder) for folder in (*folders, sys.prefix) if folder is not None} - {"/"}
+        self._words = {word.casefold(): place for word, place in words.items() if word.casefold() not in _COMMON}
+        # Names as whole words, and paths with all that is below them.
+        alternatives = (
+            rf"{re.escape(one)}{_BELOW}" if one in paths else rf"(?<![A-Za-z0-9]){re.escape(one)}(?![A-Za-z0-9])"
+            for one in sorted((*paths, *self._words), key=len, reverse=True)
+        )
+        self._pattern = re.compile("|".join(alternatives) or r"(?!)", re.IGNORECASE)
+
+    def text(self, text: str) -> str:
+        """Return `text` without names."""
+        text = self._pattern.sub(lambda found: self._words.get(found[0].casefold(), "<path>"), visible(text))
+        for pattern, place in _PATTERNS:
+            text = pattern.sub(place, text)
+        return _MAYBE_IPV6.sub(lambda found: "<address>" if _is_ipv6(found[0]) else found[0], text)
+
+    def value(self, value: Any) -> Any:
+        """Return a value of JSON without names, also in its keys."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list | tuple):
+            return [self.value(one) for one in value]
+        if isinstance(value, dict):
+            return {self.text(str(key)): self.value(one) for key, one in value.items()}
+        return value
+
+
+def transcript(
+    config: Config, reports: Sequence[CheckReport], lines: Iterable[str], leases: Iterable[Lease] = ()
+) -> bytes:
+    """Return the zip file with `lines` as the command prints them, and the answers behind them, without names.
+
+    `leases` name other users of the devices.
+    """
+
+    hide = Anonymizer(config, reports, leases)
+    versions = {name: package_version(name) for name in _PACKAGES}
+    about = {"farm": __version__, "python": platform.python_version(), "system": platform.system(), **versions}
+    files = {"check.txt": "\n".join(hide.text(line) for line in lines).encode() + b"\n"}
+    devices = []
+    for number, report in enumerate(reports):
+        checked = msgspec.to_builtins(report.checked)
+        build = report.device.build if report.device is not None else ""
+        devices.append({"checked": checked, "facts": _without_boot(report.facts), "build": build})
+        files |= {f"device-{number}/{kind}.txt": hide.text(text).encode() for kind, text in report.logs.items()}
+    files["check.json"] = json_document({"schema": 1, "versions": about, "devices": hide.value(devices)})
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in files.items():
+            file.writestr(name, data)
+    return archive.getvalue()
+
+
+def _without_boot(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return facts without the boot id and other names of the device."""
+    left_out = ("boot_id", "addresses")
+    return {
+        name: {key: one for key, one in value.items() if key not in left_out} if isinstance(value, dict) else value
+        for name, value in facts.items()
+    }
+
+
+def _names(report: CheckReport) -> Iterator[str]:
+    yield from (report.checked.id, report.checked.name)
+    if (device := report.device) is not None:
+        yield from (device.serial, device.serialno, device.name, *device.known_as, *device.labels)
+
+
+def _places(device: Device) -> Iterator[tuple[str, str]]:
+    """Yield hosts and accounts on the way to a device, with their replacements."""
+    address = device.address
+    hosts = (address.host, address.tunnel) if isinstance(address, AdbAddress) else ()
+    yield from ((host, "<host>") for host in (device.host, address.place, *hosts))
+    if isinstance(address, SshAddress):
+        yield from _ssh_places(address)
+
+
+def _ssh_places(address: SshAddress) -> Iterator[tuple[str, str]]:
+    for hop in (address, *address.jumps):
+        yield from ((host, "<host>") for host in (hop.host, hop.alias, hop.host_key_alias))
+        yield hop.user, "<account>"
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True

@@ -14,8 +14,8 @@ import msgspec
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from farm.base.errors import IllegalTargetError, UnknownNameError, UsageError
+from farm.base.files import end_of_log
 from farm.base.interrupts import InterruptHandler
-from farm.base.logs import end_of_log
 from farm.base.text import bounded_log, reason_line
 from farm.builds.compile.debug.protocol import (
     BUNDLE,
@@ -30,10 +30,9 @@ from farm.builds.program.layers import Layer, LayerStep
 from farm.devices.execution.raw import DEBUG_FILE, ETDUMP_FILE, RunnerOptions
 from farm.dispatch.device_run.artifacts import AttemptArtifacts
 from farm.dispatch.device_run.device_run import DeviceRun
-from farm.dispatch.pool.acquire import AcquiredDevice, DeviceAcquirer
-from farm.dispatch.pool.fleet import Choice
-from farm.dispatch.request.named_job import named_job
-from farm.dispatch.request.profiling import Profile
+from farm.dispatch.pool.fleet import AcquiredDevice, Choice, DeviceAcquirer
+from farm.dispatch.request.choose import named_job
+from farm.dispatch.request.request import Profile
 from farm.policy.situation import Priority
 from farm.replay.one_off import finish_run
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.builds.bundles.bundle import Bundle
-    from farm.builds.compile.debug.process import DebugProcess
+    from farm.builds.compile.debug.protocol import DebugProcess
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.store.store import Store
     from farm.suites.suite import Case
@@ -133,8 +132,8 @@ class _Debug:
         self._acquired: dict[str, AcquiredDevice] = {}
 
     def execute(self) -> DebugOutcome:
-        from farm.builds.compile.debug.process import require_modules
-        from farm.builds.toolchains.prepare import prepare
+        from farm.builds.compile.debug.protocol import require_modules
+        from farm.builds.toolchains.selection import prepare
 
         with self._step("toolchain"):
             tools = prepare(self._config, virtual=self._request.virtual)
@@ -182,7 +181,7 @@ class _Debug:
         return min(seconds, max(_LEAST_SECONDS, self._request.until_s - time.monotonic()))
 
     def _begin(self, tools: Toolchain) -> str:
-        from farm.dispatch.request.recording import run_record
+        from farm.dispatch.request.records import run_record
 
         # A program that keeps all intermediate outputs measures no ordinary job: it belongs to no common series.
         asked = "virtual" if self._request.virtual else "hardware"
@@ -197,7 +196,7 @@ class _Debug:
     def _record(self, run_id: str, tools: Toolchain, folder: Path, acquirer: DeviceAcquirer) -> Attempt:
         """Compile, run, compare and record. Raises UsageError for a program without distinguishable layers."""
         from farm.builds.bundles.bundle import load_bundle
-        from farm.builds.compile.debug.process import DebugProcess
+        from farm.builds.compile.debug.protocol import DebugProcess
 
         log = folder / "debugger.log"
         scratch = acquirer.folder / "program"

@@ -22,9 +22,9 @@ from farm.base.errors import UsageError
 from farm.base.text import one_line
 from farm.builds.bundles.bundle import MODEL, Bundle, Generation, read_tensor
 from farm.builds.program.pte import read_pte
-from farm.dispatch.request.resume import config_to_run_again
+from farm.dispatch.request.records import config_to_run_again
 from farm.dispatch.request.tuning import observed
-from farm.replay.scripts import publish_folder
+from farm.replay.bundle_folder import publish_folder
 from farm.replay.stored_result import StoredResult, find_job, kept_bundle, stored_bundle, target_of
 from farm.results.analysis.tolerances import suggest_limits
 from farm.results.attempt import Verdict

@@ -1,43 +1,215 @@
-"""Execution of a bundle on a device, for `farm exec` and `farm jobs rerun`: a run of one job in the store.
-
-Unlike `farm run` there are no builders, and no health check before the job. A failure that may be the device's is
-treated as in a run (`policy/retries.py`, `device_run/device_worker.py`): in a new session, then on another device.
-"""
+"""Execution of a bundle on a device as a run of one job, by farm's runner or the user's `qnn_llama_runner`."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
-from farm.base.errors import FarmError, UsageError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ConfigError, ExitCode, FarmError, UsageError
+from farm.base.hashes import sha256_of
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
-from farm.builds.bundles.bundle import load_bundle
+from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.generation import DECODE
 from farm.builds.bundles.key import facts_of
 from farm.builds.bundles.reuse import find_bundle_for
-from farm.devices.execution.one_shot import too_many
-from farm.devices.health import Event, Health, HealthEvent, HealthMark, next_health
+from farm.builds.program.pte import read_pte
+from farm.builds.runtime.parts import AARCH64, MACHINES, X86_64, read_elf
+from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime, with_runner
+from farm.devices.device import Event, Health, HealthEvent, HealthMark, next_health
+from farm.devices.execution.llama_runner import LOGITS, OWN_FLAGS, TOKENIZER, Dumped
+from farm.devices.execution.raw import RESULT_FILE, RawResult
+from farm.devices.execution.runner_process import too_many
 from farm.dispatch.device_run.artifacts import AttemptArtifacts, kept_outputs
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate, require_device
 from farm.dispatch.device_run.device_worker import with_rerun
 from farm.dispatch.device_run.health_check import health_check_job
-from farm.dispatch.pool.acquire import DeviceAcquirer
-from farm.dispatch.pool.fleet import Choice
-from farm.dispatch.request.ending import exit_code_of, write_report
-from farm.dispatch.request.profiling import Execution, Profile
+from farm.dispatch.pool.fleet import Choice, DeviceAcquirer
+from farm.dispatch.request.records import exit_code_of, write_report
+from farm.dispatch.request.request import Execution, Profile
 from farm.policy.retries import as_recorded, classify, is_open, needs_health_check, tried, unfit
-from farm.replay.llama_program import LlamaProgram, judged, require_bundle, runtime_with
-from farm.results.analysis.facts import CONTENTS
+from farm.results.analysis.history import CONTENTS
 from farm.results.attempt import Attempt, Verdict
-from farm.store.records import BuildRecord
-from farm.store.view import Purpose, RunToolchain
+from farm.results.judge import judge
+from farm.store.records import BuildRecord, Purpose, RunToolchain
 from farm.suites.suite import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+# The user's `qnn_llama_runner` in place of farm's own runner: files to push, supported targets, judgement.
+#
+# Jobs of this runner belong to their own suite, so that their numbers share no series with jobs of farm's runner.
+
+
+_FLAG = re.compile(r"([a-z][a-z0-9_]{0,63})=([^\0\n]{0,1024})")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+_JUDGED = "judged"
+
+
+class LlamaProgram(msgspec.Struct, frozen=True, kw_only=True):
+    """Request of the user."""
+
+    program: Path
+    tokenizer: Path
+    """Tokenizer, which is always loaded and defines the end of a text."""
+    libraries: tuple[Path, ...] = ()
+    """Libraries that the program needs besides farm's libraries."""
+    flags: tuple[str, ...] = ()
+    """`NAME=VALUE` each."""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Facts that the program's numbers depend on, besides the facts of any run. Raises UsageError."""
+        named = (self.program, self.tokenizer, *self.libraries)
+        try:
+            hashes = [sha256_of(path)[:12] for path in named]
+        except OSError as error:
+            raise UsageError(f"cannot read {error.filename}: {error.strerror}") from None
+        files = " ".join(f"{path.name}:{sha256}" for path, sha256 in zip(named, hashes, strict=True))
+        return {"program": " ".join((LLAMA_RUNNER, files, *self.flags))}
+
+
+def job_of(job: Job) -> Job:
+    """Return `job` for the program. Raises UsageError for an unsupported target."""
+    if job.target.options or job.target.direct:
+        raise UsageError(f"{LLAMA_RUNNER} takes no run-time options of a backend, and knows no direct mode")
+    return Job(msgspec.structs.replace(job.case, suite=LLAMA_RUNNER), job.target)
+
+
+def runtime_with(program: LlamaProgram, runtime: Runtime, cache_dir: Path) -> Runtime:
+    """Return `runtime` with the program as its runner.
+
+    Raises ConfigError for a file that is made for something else, UsageError.
+    """
+    if lost := [path for path in (program.program, program.tokenizer, *program.libraries) if not path.is_file()]:
+        raise UsageError(f"{lost[0]} is no file")
+    for path in (program.program, *program.libraries):
+        _require_machine(path, X86_64 if runtime.kind == "simulator" else AARCH64, runtime)
+    for path in (program.tokenizer, *program.libraries):
+        if not _FILE_NAME.fullmatch(path.name):
+            raise UsageError(f"{path}: a file for a device has letters, digits and ._+- in its name")
+    files = {path.name: path for path in program.libraries}
+    files |= {LLAMA_RUNNER: program.program, f"{TOKENIZER}/{program.tokenizer.name}": program.tokenizer}
+    return with_runner(cache_dir, runtime, LLAMA_RUNNER, files, _flags(program))
+
+
+def _require_machine(path: Path, machine: int, runtime: Runtime) -> None:
+    where = "a virtual device, which is this machine," if runtime.kind == "simulator" else "the device"
+    try:
+        with path.open("rb") as file:
+            if runtime.kind == "simulator" and file.read(2) == b"#!":
+                return
+        found = read_elf(path)
+    except OSError as error:
+        raise ConfigError(path, "", error.strerror or str(error)) from None
+    if found.machine != machine:
+        raise ConfigError(path, "", f"is made for {found.machine_name}, and {where} needs {MACHINES[machine]}")
+
+
+def _flags(program: LlamaProgram) -> dict[str, str]:
+    flags = {}
+    for text in program.flags:
+        match = _FLAG.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{text!r} is not NAME=VALUE, as decoder_model_version=qwen3")
+        if match[1] in OWN_FLAGS:
+            raise UsageError(f"{match[1]} is set by farm: leave it out")
+        flags[match[1]] = match[2]
+    return flags
+
+
+def require_bundle(bundle: Bundle) -> None:
+    """Raise UsageError for a bundle that the program cannot run, or whose logits it cannot write."""
+    generation = bundle.manifest.generation
+    problem = ""
+    if generation is None:
+        problem = "and this is no case of text"
+    elif generation.likelihoods is not None:
+        problem = "and keeps no probabilities of a given text"
+    elif generation.decode != 1:
+        problem = "and by decoders that take one token a call"
+    elif max(generation.prompt_tokens) >= generation.context:
+        problem = f"and takes no prompt as long as the context, {generation.context}"
+    elif bundle.manifest.outputs and max(generation.scored) >= generation.context:
+        problem = f"and scores no sequence as long as the context, {generation.context}: ask for fewer new tokens"
+    else:
+        logits = read_pte(bundle.model).method(DECODE, "its program").outputs[0]
+        if logits.dtype != "uint16":
+            problem = f"and writes logits as uint16: this program gives {logits.dtype}"
+    if problem:
+        raise UsageError(f"{LLAMA_RUNNER} generates text, {problem}")
+
+
+def judged(run: DeviceRun, job: Job, bundle: Bundle, raw: RawResult) -> tuple[Attempt, Bundle, RawResult]:
+    """Return the attempt of an execution, the judged part of the bundle, and the execution with its logits.
+
+    The program writes logits of `kv_forward` alone, so that one output of a decoder with a prompt method is judged.
+    """
+    view = _decode_alone(bundle)
+    dumped = Dumped()
+    file = raw.folder / RESULT_FILE
+    if file.is_file() and raw.exit_code == 0 and not raw.error:
+        # Written here: see `farm.devices.execution.llama_runner`.
+        dumped = msgspec.json.decode(file.read_bytes(), type=Dumped)
+    looked = raw
+    if dumped.observed:
+        try:
+            looked = _converted(view, raw)
+        except (OSError, ValueError) as error:
+            looked = msgspec.structs.replace(raw, error=f"its logits cannot be read: {error}", error_stage="pull")
+    looked = msgspec.structs.replace(looked, notes=(*looked.notes, *dumped.notes))
+    attempt = judge(job, view, looked, observed=dumped.observed)
+    return run.excuse_damage(attempt, bundle, raw), view, looked
+
+
+def _decode_alone(bundle: Bundle) -> Bundle:
+    manifest, generation = bundle.manifest, bundle.manifest.generation
+    if generation is None:
+        return bundle
+    alone = msgspec.structs.replace(generation, prefill=0)
+    return Bundle(bundle.folder, msgspec.structs.replace(manifest, outputs=manifest.outputs[:1], generation=alone))
+
+
+def _converted(bundle: Bundle, raw: RawResult) -> RawResult:
+    """Return `raw` with its logits in the unit of the references, in a folder of their own. Raises ValueError."""
+    folder, generation = raw.folder / _JUDGED, bundle.manifest.generation
+    folder.mkdir()
+    shutil.copyfile(raw.folder / RESULT_FILE, folder / RESULT_FILE)
+    looked = msgspec.structs.replace(raw, folder=folder)
+    if generation is None or not bundle.manifest.outputs:
+        return looked
+    numbers = {method.name: method.outputs[0].number for method in read_pte(bundle.model).methods if method.outputs}
+    scale, zero_point = _unit(numbers)
+    [spec] = bundle.manifest.outputs
+    for sample, rows in enumerate(generation.scored):
+        logits = np.zeros(spec.shape, np.float32)
+        found = np.fromfile(raw.output(sample, 0), LOGITS).reshape(rows, generation.vocabulary)
+        logits[:rows] = (found.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
+        looked.output(sample, 0).write_bytes(logits.tobytes())
+    return looked
+
+
+def _unit(numbers: Mapping[str, float | None]) -> tuple[float, float]:
+    scale, zero_point = numbers.get("get_logits_scale"), numbers.get("get_logits_zero_point")
+    if scale is None or zero_point is None or not 0 < scale < float("inf"):
+        raise ValueError("the program does not give their scale (get_logits_scale, get_logits_zero_point)")
+    return scale, zero_point
+
+
+# Execution of a bundle on a device, for `farm exec` and `farm jobs rerun`: a run of one job in the store.
+#
+# Unlike `farm run` there are no builders, and no health check before the job. A failure that may be the device's is
+# treated as in a run (`policy/retries.py`, `device_run/device_worker.py`): in a new session, then on another device.
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -48,7 +220,7 @@ if TYPE_CHECKING:
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.devices.device import Device
     from farm.devices.execution.raw import RawResult
-    from farm.dispatch.pool.acquire import AcquiredDevice
+    from farm.dispatch.pool.fleet import AcquiredDevice
     from farm.policy.retries import Tried
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
@@ -111,7 +283,7 @@ def run_one(
     `find_bundle` is called before anything is recorded. `look` gets what came back while it is there, and returns what
     is to be recorded. Raises what `find_bundle` raises, NoDeviceError where no device is attached, NeedsDeviceError.
     """
-    from farm.builds.toolchains.prepare import prepare
+    from farm.builds.toolchains.selection import prepare
 
     program, target = request.program, request.job.target
 
@@ -197,8 +369,7 @@ def finish_run(
 def _begin(
     config: Config, store: Store, request: OneOffRequest, tools: Toolchain, bundle: Bundle, acquired: AcquiredDevice
 ) -> str:
-    from farm.dispatch.request.recording import run_record
-    from farm.dispatch.request.resume import leave_intent
+    from farm.dispatch.request.records import leave_intent, run_record
 
     kind, manifest, job = acquired.device.kind, bundle.manifest, request.job
     # The versions of the bundle's toolchain, which may be older than the installed one.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 
 from farm.base.socs import load_socs, no_profile
-from farm.builds.runtime.native.elf import HEXAGON, ElfHeader
-from farm.devices.status import DeviceStatus, check
+from farm.builds.runtime.parts import HEXAGON, ElfHeader
+from farm.devices.facts import DeviceStatus, check
 from farm.results.attempt import Cause
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from farm.base.config.devices import HealthConfig
     from farm.devices.device import Device
-    from farm.devices.platform_facts import PlatformFacts
+    from farm.devices.facts import PlatformFacts
 
 # Room for the bundles and outputs of a suite beside the runtime.
 _SPARE_BYTES = 1 << 30

@@ -19,20 +19,18 @@ from farm.base.socs import READY, check_target, find_soc, load_socs
 from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, TensorSpec, read_tensor
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.ready import features_of, output_specs, read_ready, ready_manifest
-from farm.builds.program.layout import to_memory
-from farm.builds.program.pte import Method, Program, Value, read_pte
+from farm.builds.program.pte import Method, Program, Value, read_pte, to_memory
 from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE
-from farm.dispatch.request.profiling import Profile, require_profilable
+from farm.dispatch.request.request import Profile, require_profilable
+from farm.replay.bundle_folder import require_new
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
-from farm.replay.scripts import require_new
 from farm.results.attempt import Attempt, Cause, Comparison, Stage, Verdict
 from farm.results.numerics import compare, worst
 from farm.results.outputs import UNJUDGED, compared, executed_spec
 from farm.results.runner_report import read_report
 from farm.suites.features import why_on_device
 from farm.suites.options import parse_options
-from farm.suites.state import State, order_problem, state_problem
-from farm.suites.suite import FORWARD, Case, Job, Target
+from farm.suites.suite import FORWARD, Case, Job, State, Target, order_problem, state_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.errors import ArtifactLostError, InfraError, NoHistoryError, UnknownNameError, UsageError
-from farm.base.ids import is_bundle_key
-from farm.base.publish import make_folders
+from farm.base.files import make_folders
+from farm.base.forms import is_bundle_key
 from farm.base.socs import check_target, find_soc
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key, facts_of, relevant_versions
 from farm.builds.bundles.reuse import find_bundle_for
 from farm.builds.runtime.runtime import LLAMA_RUNNER
 from farm.dispatch.device_run.artifacts import TOKENS, kept_outputs
-from farm.dispatch.request.profiling import Profile
-from farm.dispatch.request.resume import changed_code, planned_jobs
-from farm.results.analysis.facts import CONTENTS, changed_facts
-from farm.results.analysis.history import side_of
+from farm.dispatch.request.records import changed_code, planned_jobs
+from farm.dispatch.request.request import Profile
+from farm.results.analysis.history import CONTENTS, changed_facts, side_of
 from farm.results.attempt import Attempt
-from farm.store.details import device_facts
-from farm.store.view import JobView, RunView
+from farm.store.records import JobView, RunView
+from farm.store.rows import device_facts
 from farm.suites.options import check_options
 from farm.suites.suite import Job, MethodInputs, Target
 
@@ -260,7 +259,7 @@ def _without_lost_files(job: Job) -> Job:
 
 
 def _todays_job(config: Config, stored: StoredResult) -> Job:
-    from farm.dispatch.request.named_job import known_suites
+    from farm.dispatch.request.choose import known_suites
     from farm.suites.manifests import load_suite
 
     view, known = stored.view, known_suites(config, stored.view.suite)
@@ -309,7 +308,7 @@ def stored_bundle(config: Config, stored: StoredResult, *, virtual: bool) -> Bun
     if (bundle := kept_bundle(config, stored)) is not None:
         return bundle
     from farm.base.processes import Supervisor
-    from farm.builds.toolchains.prepare import prepare
+    from farm.builds.toolchains.selection import prepare
 
     with Supervisor() as supervisor:
         return find_bundle(config, stored, find_job(config, stored), prepare(config, virtual=virtual), supervisor)
@@ -324,7 +323,7 @@ def find_made_bundle(config: Config, key: str) -> Bundle | None:
     found = cache.lookup(key)
     if found is not None or not config.is_shared or not is_bundle_key(key):
         return found
-    from farm.store.objects.bundle_archive import fetch_bundle
+    from farm.store.objects.archive import fetch_bundle
     from farm.store.objects.objects import READER_PATIENCE_S, open_objects
     from farm.store.store import open_store
 

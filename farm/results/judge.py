@@ -14,26 +14,36 @@ import msgspec
 from farm.base.backends.registry import BACKENDS, runs_on_cpu
 from farm.base.errors import BundleError
 from farm.base.text import bounded_log, reason_line
-from farm.builds.bundles.origins import NO_ORIGINS, read_origins
+from farm.builds.bundles.bundle import NO_ORIGINS, read_origins
 from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE, RawResult
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
-from farm.results.dsp_trouble import known_trouble
 from farm.results.generation import judge_tokens, report_problem, untimed_problem, with_tokens
-from farm.results.generation_rates import observed_measurements, rate_measurements, temperatures
 from farm.results.heap import heap_measurements, heap_note, judge_heap, read_heaps
-from farm.results.iterations import judge_iterations, require_comparison
 from farm.results.likelihoods import judge_likelihoods
-from farm.results.measurements import bundle_measurements, numeric_measurements, time_measurements
-from farm.results.outcome import outcome
-from farm.results.outputs import compare_outputs, decide, measure_outputs, outputs_problem
-from farm.results.profile.cycles import read_profile
-from farm.results.profile.etdump import ETDumpError, intermediate_outputs
+from farm.results.measurements import (
+    bundle_measurements,
+    numeric_measurements,
+    observed_measurements,
+    rate_measurements,
+    temperatures,
+    time_measurements,
+)
+from farm.results.outcome import known_trouble, outcome
+from farm.results.outputs import (
+    compare_outputs,
+    decide,
+    judge_iterations,
+    measure_outputs,
+    outputs_problem,
+    require_comparison,
+)
+from farm.results.profile.etdump import ETDumpError, intermediate_outputs, read_profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from farm.builds.bundles.bundle import Bundle
-    from farm.devices.execution.observed import Observed
+    from farm.devices.execution.raw import Observed
     from farm.results.attempt import Measurement
     from farm.results.runner_report import RunnerReport
     from farm.suites.suite import Expectation, Job

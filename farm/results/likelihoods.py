@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from farm.builds.bundles.bundle import Bundle, Generation
-from farm.results.analysis.flakiness import wilson
+from farm.results.analysis.history import wilson
 from farm.results.attempt import Direction, Measurement
 from farm.results.generation import TokenFindings, numbers_problem, wrong_tokens
 from farm.results.outputs import output_of, reference_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from farm.devices.execution.raw import RawResult
     from farm.results.outputs import FiguresByOutput
     from farm.results.runner_report import RunnerReport
-    from farm.suites.accuracy.asked import Likelihoods, TaskQuestion
+    from farm.suites.accuracy.texts import Likelihoods, TaskQuestion
 
 _OUTPUT = "output"
 _NAMES = {"quantized": "the quantized module", "fp32": "FP32"}

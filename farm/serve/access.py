@@ -1,12 +1,16 @@
-"""Sign-in and roles: the user of a request, by a bearer token or a session cookie."""
+"""Access to the server: store, addresses and headers, sign-in and roles, the user of a request."""
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import re
+import socket
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -25,10 +29,10 @@ from litestar.middleware.session.client_side import ClientSideSessionBackend, Co
 from litestar.params import Body
 from litestar.response import Redirect
 
-from farm.base.errors import MissingToolError, NoStoreError, UsageError
+from farm.base.errors import MissingToolError, NoStoreError, StoreError, UsageError
 from farm.serve.render import API, Renderer
-from farm.serve.security import is_loopback, local_path
 from farm.store.accounts import Account, Role
+from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +43,74 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.serve.openid import OpenId
-    from farm.serve.stores import StoreHolder
+
+
+# Store of the server, opened on first use.
+
+
+class StoreHolder:
+    """Store that is opened on first use and again after an error, since a database may appear or be replaced."""
+
+    def __init__(self, url: str, *, readonly: bool = True) -> None:
+        self._url, self._lock, self._readonly = url, threading.Lock(), readonly
+        self._store: Store | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[Store]:
+        """Lend the store; after a StoreError the next caller gets a new one."""
+        with self._lock:
+            if self._store is None:
+                self._store = open_store(self._url, readonly=self._readonly, existing=True)
+            store = self._store
+        try:
+            yield store
+        except StoreError:
+            with self._lock:
+                if self._store is store:
+                    self._store = None
+            store.close()
+            raise
+
+
+# Headers of every response, and addresses that only this machine reaches.
+
+
+# The hash is of an empty style element, which Plotly adds its rules to by script.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; "
+    "img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+    (b"cache-control", b"no-store"),
+)
+"""Headers of every response that does not set them itself."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return True when only this machine reaches `host`. Raises UsageError for a name that does not resolve."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise UsageError(f"--host {host[:200]!r}: no such address: 127.0.0.1 is this machine alone") from None
+    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
+
+
+def local_path(path: str) -> str:
+    r"""Return a path of this server for a redirect; `/` for anything else: `//elsewhere`, `/\elsewhere`, a URL."""
+    plain = path.isascii() and path.isprintable() and "\\" not in path
+    return path if plain and path.startswith("/") and not path.startswith("//") and len(path) < 2000 else "/"
+
+
+# Sign-in and roles: the user of a request, by a bearer token or a session cookie.
+
 
 SESSION_S = 7 * 86_400
 _OPENID_SESSION_S = 8 * 3600

@@ -29,17 +29,15 @@ from prometheus_client import generate_latest
 
 from farm import __version__
 from farm.base.errors import FarmError, LeaseLostError, NoDeviceError, StoreError, UnknownNameError, UsageError
-from farm.dispatch.request.ending import report_context
+from farm.dispatch.request.records import report_context
 from farm.report.formats.run_json import render_json
 from farm.report.html.page_of_run import render_html
 from farm.report.html.templates import assets
-from farm.serve.access import Access
+from farm.serve.access import HEADERS, Access, StoreHolder, local_path
 from farm.serve.actions import ACTIONS, Action, Context, Done, TooManyCommandsError
 from farm.serve.metrics import CONTENT_TYPE, StoreCollector
 from farm.serve.pages.all import PAGES
 from farm.serve.render import API, PROBLEMS, Renderer, json_answer, link, wants_json
-from farm.serve.security import HEADERS, local_path
-from farm.serve.stores import StoreHolder
 from farm.store.accounts import Role
 from farm.store.artifacts import open_artifacts
 

@@ -1,16 +1,62 @@
-"""Client of a server's API: facts of pages and actions, for a laptop without the store."""
+"""Readers of the everyday commands: the store of this machine, and the API of a server for a laptop without it."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
 from farm.base.errors import InfraError, UsageError
 from farm.base.text import one_line
-from farm.serve.page import Page
+from farm.serve.page import Facts, Page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.base.config.settings import Config
+    from farm.dispatch.pool.inventory import DeviceRow
+    from farm.policy.situation import Waiting
+    from farm.store.artifacts import ArtifactStore
+    from farm.store.store import Store
+
+
+# Reads of the everyday commands from the store of this machine; `client.py` has those from the API of a server.
+
+
+Query = TypeVar("Query", bound=msgspec.Struct)
+Found = TypeVar("Found", bound=Facts)
+
+
+class StoreReader:
+    """Reader of the store, and of the devices that are attached to this machine."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self._config, self._store = config, store
+
+    @property
+    def artifacts(self) -> ArtifactStore:
+        """Files of attempts."""
+        from farm.store.artifacts import open_artifacts
+
+        return open_artifacts(self._config)
+
+    def read(self, make: Callable[[Store, Query], Found], query: Query) -> Found:
+        """Return the facts of a page."""
+        return make(self._store, query)
+
+    def devices(self) -> tuple[list[DeviceRow], list[Waiting]]:
+        """Ask every attached device for its state; return attached and absent known devices."""
+        from farm.base.processes import Supervisor
+        from farm.dispatch.pool.inventory import take_inventory
+
+        with Supervisor() as supervisor:
+            return take_inventory(self._config, self._store, supervisor), self._store.leases.waiting()
+
+
+# Client of a server's API: facts of pages and actions, for a laptop without the store.
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,10 +64,9 @@ if TYPE_CHECKING:
     from farm.dispatch.pool.inventory import DeviceRow
     from farm.policy.situation import Waiting
     from farm.serve.actions import Done
-    from farm.serve.reader import Found, Query, StoreReader
     from farm.store.accounts import Account
+    from farm.store.records import RunView
     from farm.store.store import Store
-    from farm.store.view import RunView
 
     # Reader of an everyday command, which does not know where the facts come from.
     Reader: TypeAlias = "StoreReader | Server"

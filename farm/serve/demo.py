@@ -15,9 +15,8 @@ import msgspec
 from sqlalchemy import Connection, Table, text
 
 from farm.builds.program.layers import LayerStep
-from farm.devices.device import AdbAddress, Device
-from farm.devices.health import HealthEvent
-from farm.devices.status import DeviceStatus
+from farm.devices.device import AdbAddress, Device, HealthEvent
+from farm.devices.facts import DeviceStatus
 from farm.policy.situation import Priority
 from farm.results.attempt import (
     Attempt,
@@ -35,10 +34,18 @@ from farm.store.artifacts import ArtifactStore
 from farm.store.attempt_fields import columns_of
 from farm.store.database import Database
 from farm.store.leases.registry import Seen
-from farm.store.records import ArtifactRecord, BuildRecord, NewAlert, Remark, RunRecord
+from farm.store.records import (
+    ArtifactRecord,
+    BuildRecord,
+    NewAlert,
+    Remark,
+    RunCommit,
+    RunRecord,
+    RunToolchain,
+    SkipReason,
+)
 from farm.store.store import Store
-from farm.store.toolchains import toolchain_columns
-from farm.store.view import RunCommit, RunToolchain, SkipReason
+from farm.store.values import toolchain_columns
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import msgspec
 
 from farm import __version__
 from farm.base.errors import FarmError, MissingToolError
-from farm.base.structs import prepare_decoders
+from farm.base.toml_tables import prepare_decoders
 from farm.serve.pages.all import PAGES
 
 if TYPE_CHECKING:

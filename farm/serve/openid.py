@@ -19,7 +19,7 @@ from farm.store.accounts import Role
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from farm.base.config.serve import OpenIdConfig
+    from farm.base.config.shared import OpenIdConfig
 
 _TIMEOUT_S = 15.0
 _ALGORITHMS = ["RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "PS256", "EdDSA"]

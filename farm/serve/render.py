@@ -15,7 +15,7 @@ from litestar import MediaType, Request, Response
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.template.base import csrf_token
 
-from farm.base.resources import data_folder
+from farm.base.paths import data_folder
 from farm.base.text import json_document
 from farm.report.html.page import PAGE_SCRIPTS, PAGE_STYLES, Served, render
 from farm.report.html.templates import EARLY_SCRIPT

@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from farm.base.errors import UsageError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode, UsageError
 from farm.base.text import one_line
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def settings(config: Config, host: str, *, demo: bool = False) -> uvicorn.Config
     import uvicorn
     from litestar.concurrency import set_asyncio_executor
 
-    from farm.base.structs import prepare_decoders
+    from farm.base.toml_tables import prepare_decoders
     from farm.serve.app import create_app
 
     # Several threads render pages, so the decoders are prepared before the first request.

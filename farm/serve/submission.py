@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.base.errors import ArtifactLostError, InfraError, NoDeviceError, UsageError
-from farm.base.exit_codes import ExitCode
-from farm.base.ids import is_run_id
+from farm.base.errors import ArtifactLostError, ExitCode, InfraError, NoDeviceError, UsageError
+from farm.base.files import published, withdraw
+from farm.base.forms import is_run_id
 from farm.base.paths import is_path
-from farm.base.publish import published, withdraw
 from farm.base.text import one_line
 
 if TYPE_CHECKING:

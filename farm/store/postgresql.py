@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, Row, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from farm.base.errors import NoStoreError
-from farm.base.user import user_name
+from farm.base.machine import user_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import Column, ColumnElement, Connection, Select, Table, delete, func, select, text
 
-from farm.base.config.retention import KeepReason, Rules, RunFacts, decide
+from farm.base.config.runs import KeepReason, Rules, RunFacts, decide
 from farm.store import schema
 from farm.store.queries.alerts import not_remarked, open_alerts
 from farm.store.records import STEPS

@@ -54,7 +54,7 @@ def statement(name: str) -> Any:
 def struct_of(kind: type[_Struct], row: Row[Any], **more: Any) -> _Struct:
     """Return a row as a struct by the names of its columns; `more` has further fields, UNSET for an unset one.
 
-    Processes that read in several threads call `farm.base.structs.prepare_decoders` before.
+    Processes that read in several threads call `farm.base.toml_tables.prepare_decoders` before.
     """
     fields = {**row._mapping, **more}  # noqa: SLF001 - public in SQLAlchemy
     named = {name: fields[name] for name in kind.__struct_encode_fields__ if name in fields}

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, bindparam, update
 
-from farm.base.exit_codes import ENDED_EARLY
+from farm.base.errors import ENDED_EARLY
 from farm.store import rows, schema, values
 from farm.store.clock import Clock, clock_ms
 from farm.store.database import Database
-from farm.store.details import bounded
+from farm.store.rows import bounded
 from farm.store.statements import statement
-from farm.store.toolchains import toolchain_columns
+from farm.store.values import toolchain_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from farm.store.cluster.cluster import Cluster
     from farm.store.cluster.roles import Roles
     from farm.store.leases.leasing import Leases
-    from farm.store.leases.quarantines import Quarantines
-    from farm.store.leases.registry import Registry
+    from farm.store.leases.registry import Quarantines, Registry
     from farm.store.leases.situations import Quotas
     from farm.store.messages.messages import Messages
     from farm.store.objects.named import NamedFiles
@@ -42,9 +41,8 @@ if TYPE_CHECKING:
     from farm.store.queries.runs import RunReader
     from farm.store.queries.selection import SelectionReader
     from farm.store.queries.status import StatusReader
-    from farm.store.records import ArtifactRecord, BuildRecord, RunRecord
+    from farm.store.records import ArtifactRecord, BuildRecord, RunRecord, SkipReason
     from farm.store.transfer.runs import Transfer
-    from farm.store.view import SkipReason
     from farm.suites.suite import Job
 
 _UPDATE_BUILD = update(schema.run_job).where(schema.run_job.c.id == bindparam("of"))
@@ -277,7 +275,7 @@ class Store:
     """Alerts with their states and remarks."""
     devices: Registry = _group("leases.registry", "Registry", clock=True)
     """Facts about devices that outlive a run."""
-    quarantines: Quarantines = _group("leases.quarantines", "Quarantines", clock=True)
+    quarantines: Quarantines = _group("leases.registry", "Quarantines", clock=True)
     """Quarantines to notify users about."""
     leases: Leases = _group("leases.leasing", "Leases", clock=True)
     """Leases of devices, and processes that wait for one."""

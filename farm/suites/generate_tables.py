@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from farm.base.errors import UnknownNameError
 from farm.base.socs import READY
-from farm.suites.accuracy.tokenizer import NAMES, tokenizer_file
-from farm.suites.architectures import ARCHITECTURES, PARAM_TYPES, Architecture, find_architecture
+from farm.suites.accuracy.texts import NAMES, tokenizer_file
 from farm.suites.figures import REFERENCES
-from farm.suites.generate import BYTES, PRECISIONS_OF_TEXT, TOKENIZER_FILES, Generate
+from farm.suites.generate import (
+    ARCHITECTURES,
+    BYTES,
+    PARAM_TYPES,
+    PRECISIONS_OF_TEXT,
+    TOKENIZER_FILES,
+    Architecture,
+    Generate,
+    find_architecture,
+)
 from farm.suites.prompts import (
     HUGGING_FACE_CONFIG,
     Tokens,
@@ -309,7 +317,7 @@ def _likelihood_problems(case: Case, vocabulary: int | None, inside: Path | None
         yield f"generate.{odd[0]}", problem
     yield from _tokenizer_problems(case, generate, vocabulary)
     if generate.task:
-        from farm.suites.accuracy.task_format import read_task
+        from farm.suites.accuracy.tasks import read_task
 
         read_task(Path(case.folder, generate.task), inside)
 

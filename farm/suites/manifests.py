@@ -14,13 +14,11 @@ import msgspec
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.base.errors import ConfigError, UnknownNameError, UsageError
-from farm.base.paths import is_suite_path, require_inside
-from farm.base.resources import data_folder
+from farm.base.paths import data_folder, is_suite_path, require_inside
 from farm.base.socs import PRECISIONS, READY, load_socs
 from farm.base.toml_tables import read_table
 from farm.suites.figures import FIGURES, REFERENCES
 from farm.suites.generate_tables import expected_problems, foreign_problems, generate_problems, sample_count
-from farm.suites.state import state_problem
 from farm.suites.suite import (
     FORWARD,
     Case,
@@ -32,6 +30,7 @@ from farm.suites.suite import (
     Suite,
     Tolerance,
     cpu_precisions,
+    state_problem,
 )
 
 Problems = Iterator[tuple[str, str]]

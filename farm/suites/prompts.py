@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.suites.architectures import complete_params, find_architecture, params_of_hugging_face
+from farm.suites.generate import complete_params, find_architecture, params_of_hugging_face
 
 if TYPE_CHECKING:
     from farm.suites.generate import Generate

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 
 from farm.results.analysis.confirmation import Pair
-from farm.results.analysis.scale import Series
+from farm.results.analysis.statistics import Series
 from farm.results.attempt import Direction
 
 # A loaded machine is no failure.

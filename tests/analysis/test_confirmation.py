@@ -1,9 +1,10 @@
-"""Answer of pairs measured in turns: confirmed, refuted, or not yet."""
+"""Pairs measured in turns: their answer, number and order, and families of suspected changes."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +12,24 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from farm.results.analysis.confirmation import P_UNSUSPECTED, Answer, Confirmation, confirm, control, pairs_needed
-from farm.results.analysis.scale import Scale
-from farm.results.analysis.sequential import MOST_INFERENCES, steady_inferences
+from farm.results.analysis.confirmation import (
+    MOST_INFERENCES,
+    P_UNSUSPECTED,
+    Answer,
+    Confirmation,
+    add_pairs,
+    common_step,
+    confirm,
+    confirmed_again,
+    control,
+    families,
+    member,
+    pairs_needed,
+    plan_looks,
+    steady_inferences,
+)
+from farm.results.analysis.statistics import Scale
+from farm.results.analysis.suspected import Finding, Judgement
 
 from .conftest import PATIENT, in_turns
 
@@ -21,6 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farm.results.analysis.confirmation import Pair
+
+
+# Answer of pairs measured in turns: confirmed, refuted, or not yet.
+
 
 SAMPLES = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=3)
 CONFIRMED, REFUTED, UNKNOWN = Answer.CONFIRMED, Answer.REFUTED, Answer.UNKNOWN
@@ -224,3 +244,88 @@ def test_inferences_that_vary_much_are_taken_in_greater_groups(
     pairs: Sequence[Pair], latency_ns: float, count: int
 ) -> None:
     assert steady_inferences(pairs, 5, latency_ns) == count
+
+
+# Number and order of requested pairs, and the evidence of a claim that is left in new processes.
+
+
+@pytest.mark.parametrize("pairs", [1, 4, 10, 11, 20])
+@pytest.mark.parametrize("early", [False, True])
+def test_twice_as_many_pairs_at_most_and_two_looks_to_confirm(pairs: int, early: bool) -> None:
+    looks = list(plan_looks(pairs, early=early))
+    assert sum(one.pairs for one in looks) == 2 * pairs
+    assert [one.looks for one in looks if one.looks] == [1, 2]
+    [renewed] = [one for one in looks if one.renews]
+    assert renewed.begin % 2 == 1, "the new program is loaded first"
+    assert all(one.begin + one.pairs <= other.begin for one, other in pairwise(looks))
+    assert len(looks) == 2 or early
+
+
+def test_each_pair_is_at_the_place_of_its_number() -> None:
+    pairs = [((1.0,), (2.0,))]
+    add_pairs(pairs, 3, [((3.0,), (4.0,))])
+    assert pairs == [((1.0,), (2.0,)), ((), ()), ((), ()), ((3.0,), (4.0,))]
+
+
+def test_a_claim_has_the_size_that_it_has_in_new_processes() -> None:
+    lucky = confirm(Scale.RATIO, in_turns(1.14, seed=1), up=True)
+    again = confirmed_again(Scale.RATIO, lucky, in_turns(1.08, seed=2), up=True, gate=0.02)
+    assert again.answer is Answer.CONFIRMED
+    assert again.low < math.log(1.08) < again.high
+    assert (again.pairs, again.p_value) == (20, lucky.p_value)
+    gone = confirmed_again(Scale.RATIO, lucky, in_turns(1.0, seed=3, noise=0.01), up=True, gate=0.02)
+    assert gone.answer is Answer.REFUTED
+    assert confirmed_again(Scale.RATIO, lucky, [], up=True, gate=0.02) == lucky
+
+
+# Suspected changes that step together: few are measured in full, the others are only looked at.
+
+
+def suspected(change: float, sigma: float = 0.02) -> Judgement:
+    return Judgement(Finding.REGRESSION, "", 21, 1e6, change, change / sigma, sigma, 0.001)
+
+
+def confirmed(change: float, half: float = 0.02, answer: Answer = Answer.CONFIRMED) -> Confirmation:
+    return Confirmation(answer, "", 20, change, change - half, change + half, 0.001)
+
+
+def test_changes_of_one_size_on_one_device_are_a_family_and_the_most_usual_ones_stand_for_it() -> None:
+    changes = [0.09, 0.08, 0.3, 0.07, 0.081, 0.079, -0.08]
+    [family] = families(["phone"] * 7, [suspected(change) for change in changes])
+    assert set(family) == {0, 1, 3, 4, 5}
+    assert set(family[:3]) == {1, 4, 5}
+
+
+@pytest.mark.parametrize(
+    ("keys", "changes"),
+    [
+        (["a", "a", "a", "b", "b", "b"], [0.08] * 6),
+        (["a"] * 4, [0.08] * 4),
+        (["a"] * 6, [0.06, 0.12, 0.2, 0.3, 0.4, 0.5]),
+        (["a"] * 6, [math.inf] * 6),
+        (["a"] * 6, [0.035] * 6),
+    ],
+)
+def test_few_or_different_ones_are_none(keys: list[str], changes: list[float]) -> None:
+    assert families(keys, [suspected(change) for change in changes]) == []
+
+
+def test_what_most_representatives_share_is_the_step_of_the_family() -> None:
+    step = common_step([confirmed(0.08), confirmed(0.07), confirmed(0.0, answer=Answer.REFUTED)])
+    assert step is not None
+    assert (step.change, step.low, step.high) == pytest.approx((0.075, 0.05, 0.1))
+    assert common_step([confirmed(0.08), confirmed(0.15), confirmed(0.08)]) is None
+    refuted = confirmed(0.0, answer=Answer.REFUTED)
+    assert common_step([confirmed(0.08), refuted, refuted]) is None
+
+
+def test_a_member_says_that_it_was_only_looked_at() -> None:
+    step = common_step([confirmed(0.08)] * 3)
+    assert step is not None
+    own = Confirmation(Answer.CONFIRMED, "+8.5 % in 4 pairs, p = 0.062", 4, 0.082, -math.inf, math.inf, 0.0625)
+    found = member(Scale.RATIO, step, own, "s/a, s/b, s/c")
+    assert (found.change, found.pairs, found.p_value) == (step.change, 4, 0.0625)
+    assert found.reason == (
+        "+8.3 % (+6.2 % to +10.5 %) as measured of s/a, s/b, s/c, which stepped with it; "
+        "+8.5 % in 4 pairs, p = 0.062 of its own"
+    )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import run_program
 
-from farm.results.analysis.robust import (
+from farm.results.analysis.statistics import (
     discoveries,
     level_sigma,
     median_and_mad,
@@ -133,9 +133,9 @@ def test_a_step_does_not_look_like_noise() -> None:
 
 
 def test_a_command_does_not_load_scipy() -> None:
-    modules = ("factors", "suspected", "change_points", "confirmation", "first_bad", "history", "run_judgement")
+    modules = ("attribution", "suspected", "change_points", "confirmation", "history")
     loads = "; ".join(f"import farm.results.analysis.{name}" for name in modules)
     shown = "print([m for m in sys.modules if m.startswith('scipy')])"
-    program = f"{loads}; import sys; farm.results.analysis.robust.p_of_next(1, 8); {shown}"
+    program = f"{loads}; import sys; farm.results.analysis.statistics.p_of_next(1, 8); {shown}"
     output = run_program([sys.executable, "-c", program])
     assert output.stdout.strip() == "[]"

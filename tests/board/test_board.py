@@ -16,12 +16,10 @@ from waiting import until
 
 from farm.base.errors import DeviceError, DeviceSpaceError
 from farm.devices.connect import open_transport
-from farm.devices.device import Device
-from farm.devices.health import RECOVERY
-from farm.devices.identity import identify
+from farm.devices.device import RECOVERY, Device
+from farm.devices.facts import identify, read_status
 from farm.devices.recovery import Step, recover
 from farm.devices.ssh.transport import SshTransport
-from farm.devices.status import read_status
 
 SMOKE = ("run", "--soc", "QCS9100", "--suite", "smoke", "--backend", "xnnpack", "--json")
 SMOKE_JOBS = 8

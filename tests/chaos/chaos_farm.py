@@ -17,7 +17,7 @@ from stub_farm import as_runtime
 
 from farm.builds.runtime import runtime
 from farm.builds.runtime.runtime import Runtime
-from farm.builds.toolchains import prepare
+from farm.builds.toolchains import selection
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
 
 HERE = Path(__file__).resolve().parent
@@ -35,7 +35,7 @@ def _runtime(*_arguments: object, **_named: object) -> Runtime:
 
 def main() -> None:
     """Run `farm` and end with its exit code."""
-    vars(prepare).update(prepare=_prepare)
+    vars(selection).update(prepare=_prepare)
     vars(runtime).update(simulator_runtime=_runtime, require_backend=lambda *_arguments: None)
     from farm.cli.main import main as farm
 

@@ -24,13 +24,12 @@ from chaos_store import Cluster
 from chaos_watch import Watch, dump
 from stub_run import judge
 
-from farm.base.errors import FarmError
-from farm.base.exit_codes import ENDED_EARLY, ExitCode
-from farm.devices.health import Health
+from farm.base.errors import ENDED_EARLY, ExitCode, FarmError
+from farm.devices.device import Health
 from farm.policy.situation import Lease
 from farm.results.attempt import Verdict
+from farm.store.records import RunView
 from farm.store.store import open_store
-from farm.store.view import RunView
 
 ATTACHED = 3
 _REFUSED = ENDED_EARLY - {ExitCode.INFRA, ExitCode.STORE_UNREACHABLE, ExitCode.INTERRUPTED}

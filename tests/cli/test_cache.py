@@ -7,7 +7,7 @@ from pathlib import Path
 
 from farm_home import FarmHome
 
-from farm.base.publish import own_folder
+from farm.base.files import own_folder
 
 
 def test_what_compiles_left_is_counted_and_removed_and_what_they_use_is_not(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ssh_server import SshServer
 from waiting import Started, until
 
 from farm.base.processes import Supervisor
-from farm.cli.devices.adb import refusal
+from farm.cli.devices.hold import refusal
 from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.relay import Relay

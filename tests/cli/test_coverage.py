@@ -12,7 +12,7 @@ from made_runs import BEGAN_MS, HOUR_MS, record_run
 
 from farm.base.errors import UsageError
 from farm.base.socs import find_soc
-from farm.report.model.coverage.query import read_coverage
+from farm.report.model.coverage import read_coverage
 from farm.results.attempt import Verdict
 from farm.store.records import BuildRecord
 from farm.store.store import Store

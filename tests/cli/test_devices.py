@@ -1,26 +1,31 @@
-"""Lists of devices: their columns by width, and the facts of a device that does not answer."""
+"""Lists and states of devices, answers of actions on them, and virtual devices that stay."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from farm_home import FarmHome
+from farm_home import FarmHome, processes_of, wait_for_no_process
+from made_runs import PHONE, record_run
 from msgspec.structs import replace
 from terminals import terminal_of
 from waiting import until
 
 from farm.base.errors import UnknownNameError
-from farm.cli.devices.device import show_command
-from farm.cli.devices.devices import _listing, compact_lines, waiting_lines
-from farm.devices.device import AdbAddress, Device, Unusable
+from farm.base.machine import user_name
+from farm.base.processes import Supervisor
+from farm.cli.devices.devices import _listing, compact_lines, show_command, waiting_lines
+from farm.devices.adb.server import AdbServer, start_adb_server
+from farm.devices.device import AdbAddress, Device, HealthEvent, Unusable
 from farm.devices.discovery import Scan
-from farm.devices.health import HealthEvent
-from farm.devices.status import DeviceStatus
+from farm.devices.facts import DeviceStatus
 from farm.devices.virtual.faults import Fault, clear, inject
 from farm.dispatch.pool import fleet
 from farm.dispatch.pool.fleet import Choice
@@ -28,6 +33,9 @@ from farm.dispatch.pool.inventory import DeviceRow, addresses_of, find_rows, row
 from farm.policy.situation import Lease, Priority, Waiting
 from farm.store.leases.registry import Registered, Seen
 from farm.store.store import open_store
+
+# Lists of devices: their columns by width, and the facts of a device that does not answer.
+
 
 SERIAL = "virtual-SM8650-0"
 
@@ -197,3 +205,157 @@ def test_a_wanted_device_may_be_known_to_the_store_alone_or_be_unusable() -> Non
         fleet._require_known(scan, {"stored": known("stored")}, Choice((name,)))
     with pytest.raises(UnknownNameError, match="unheard"):
         fleet._require_known(scan, {"stored": known("stored")}, Choice(("unheard",)))
+
+
+# Actions answer programs with --json: the changed object, and the removed one.
+
+
+@pytest.fixture
+def lab(home: FarmHome) -> FarmHome:
+    """Home with a device that is quarantined and reserved for the user."""
+    home.state.mkdir()
+    with open_store(home.state / "farm.db") as store:
+        store.devices.see([Seen(PHONE, "device", None)])
+        store.devices.record_health(HealthEvent(PHONE.id, "gave_up", "quarantined", "it was gone"))
+        store.leases.reserve(PHONE.id, user_name(), 3600)
+    return home
+
+
+def test_a_changed_device_is_the_answer(lab: FarmHome) -> None:
+    changes: list[tuple[tuple[str, ...], dict[str, object]]] = [
+        (("label", "phone-1", "camera", "5g"), {"labels": ["camera", "5g"]}),
+        (("disable", "phone-1", "--note", "its screen"), {"in_service": False, "service_note": "its screen"}),
+        (("enable", "phone-1"), {"in_service": True}),
+        (("unquarantine", "phone-1"), {"health": "suspect"}),
+        (("name", "phone-1", "desk"), {"name": "desk"}),
+    ]
+    for words, changed in changes:
+        answer = lab.json("devices", *words)
+        assert {name: answer["device"][name] for name in changed} == changed
+    assert lab.json("devices", "show", "desk")["device"] == answer["device"]
+
+
+def test_a_released_device_and_a_removed_one_are_the_answers(lab: FarmHome) -> None:
+    assert lab.json("devices", "release")["released"] == [{"device": PHONE.id, "done": "phone-1 is given back"}]
+    assert "--yes does it" in lab.farm("devices", "remove", "phone-1", code=2).stderr
+    assert lab.json("devices", "list")["devices"]
+    assert lab.json("devices", "remove", "phone-1", "--yes")["device"]["id"] == PHONE.id
+    assert lab.json("devices", "list")["devices"] == []
+
+
+def test_accounts_and_quotas_are_removed_with_yes_alone(lab: FarmHome) -> None:
+    for make, remove, left in (
+        (("lab", "accounts", "--add", "ada"), ("lab", "accounts", "--remove", "ada"), "accounts"),
+        (("lab", "quota", "user:ada", "2"), ("lab", "quota", "user:ada", "--remove"), "quotas"),
+    ):
+        lab.farm(*make, code=0)
+        assert "--yes does it" in lab.farm(*remove, code=2).stderr
+        assert lab.json(*make[:2])[left]
+        lab.json(*remove, "--yes")
+        assert not lab.json(*make[:2])[left]
+
+
+def test_an_export_names_its_runs_and_needs_a_file(lab: FarmHome) -> None:
+    with open_store(lab.state / "farm.db") as store:
+        run = record_run(store)
+    assert "--json needs --output" in lab.farm("data", "export", "--all", "--json", code=2).stderr
+    answer = lab.json("data", "export", "--all", "--output", "runs.jsonl")
+    assert (answer["output"], answer["runs"]) == ("runs.jsonl", [run])
+
+
+# Virtual devices that stay: output and effects of `farm virtual`, at a real adb server.
+
+
+@pytest.fixture
+def server(home: FarmHome) -> Iterator[AdbServer]:
+    """The user's ordinary adb server."""
+    with Supervisor() as supervisor:
+        yield start_adb_server(supervisor, home.cwd / "adb")
+
+
+@contextlib.contextmanager
+def up(home: FarmHome, server: AdbServer, *words: str) -> Iterator[list[str]]:
+    """The lines that it prints once the devices are there."""
+    environment = {"ANDROID_ADB_SERVER_PORT": str(server.port)}
+    with home.running("virtual", "up", "--soc", "SM8650", *words, env=environment) as process:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not lines or not lines[-1].startswith("Ctrl-C"):
+            line = process.stdout.readline()
+            assert line, lines
+            lines.append(line.rstrip("\n"))
+        yield lines
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+
+
+def adb(server: AdbServer, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **server.environment()}
+    return subprocess.run([server.adb, *words], env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: AdbServer) -> None:
+    env = {"ANDROID_ADB_SERVER_PORT": str(server.port)}
+
+    def refused(*words: str) -> str:
+        done = home.farm("virtual", *words, env=env, code=2)
+        assert done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    with up(home, server, "-n", "2") as output:
+        assert [line.split()[0] for line in output[:2]] == [SERIAL, "virtual-SM8650-1"]
+        assert f"adb -s product:{SERIAL} shell" in "\n".join(output)
+        shell = ("-s", f"product:{SERIAL}", "shell", "echo well")
+        assert adb(server, *shell).stdout == "well\n"
+
+        done = home.json("virtual", "fault", SERIAL, "exit_code", "--code", "7", "--match", "^echo")
+        assert (done["device"], done["fault"]["kind"], done["fault"]["code"]) == (SERIAL, "exit_code", 7)
+        assert [adb(server, *shell).returncode for _ in range(2)] == [7, 0]
+        struck = home.json("virtual", "faults", SERIAL)["struck"]
+        assert [(one["kind"], one["operation"]) for one in struck] == [("exit_code", "shell")]
+
+        home.farm("devices", env=env, code=0)
+        home.farm("devices", "name", SERIAL, "desk", code=0)
+        assert home.farm("virtual", "fault", "desk", "wrong_soc").stdout == "desk: wrong_soc, until cleared\n"
+        soc = ("-s", f"product:{SERIAL}", "shell", "getprop ro.soc.model")
+        assert adb(server, *soc).stdout == "SM8550\n"
+        assert home.json("virtual", "clear", SERIAL, "--yes")["device"] == SERIAL
+        assert adb(server, *soc).stdout == "SM8650\n"
+
+        for words, message in (
+            (("up", "--soc", "SM8650"), "runs already"),
+            (("up", "--soc", "SM8650", "--folder", str(home.cwd / "other")), "is attached to the adb server"),
+            (("fault", "desk", "clear"), "'farm virtual clear desk --yes'"),
+            (("fault", "dask", "wrong_soc"), "did you mean 'desk'"),
+            (("fault", SERIAL, "stal"), "did you mean 'stall'"),
+            (("fault", SERIAL, "stall", "--duration", "-1"), "seconds"),
+            (("fault", SERIAL, "exit_code", "--match", "("), "regular expression"),
+        ):
+            assert message in refused(*words)
+    assert adb(server, "devices").stdout.split("\n")[1] == ""
+    assert wait_for_no_process(home) == {}
+    assert "farm virtual up" in refused("fault", SERIAL, "stall")
+
+
+def test_a_device_that_is_killed_is_named_with_how_it_ended(home: FarmHome, server: AdbServer) -> None:
+    environment = {"ANDROID_ADB_SERVER_PORT": str(server.port)}
+    with home.running("virtual", "up", "--soc", "SM8650", env=environment) as process:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("Ctrl-C"):
+            assert line
+        (daemon,) = [pid for pid, command in processes_of(home).items() if "-m farm.devices.virtual" in command]
+        os.kill(daemon, signal.SIGKILL)
+        output = process.stdout.read()
+        assert process.wait(timeout=60) == 4
+    assert output == f"farm: {SERIAL} is gone: it ended with signal 9\n"
+    assert wait_for_no_process(home) == {}
+
+
+def test_with_a_server_of_their_own_and_random_faults(home: FarmHome, server: AdbServer) -> None:
+    words = ("--own-server", "--fault-rate", "1", "--fault-kinds", "exit_code")
+    with up(home, server, *words) as output:
+        [port] = [line.rpartition("=")[2] for line in output if "ANDROID_ADB_SERVER_PORT" in line]
+        assert adb(server, "devices").stdout.split("\n")[1] == ""
+        command = [server.adb, "-P", port, "-s", f"product:{SERIAL}", "shell", "true"]
+        assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode != 0
+    assert wait_for_no_process(home) == {}

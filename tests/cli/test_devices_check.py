@@ -20,18 +20,16 @@ from waiting import until
 
 from farm.base.config.devices import HealthConfig
 from farm.base.config.settings import load_config
-from farm.builds.runtime.native.elf import AARCH64, HEXAGON, read_elf
+from farm.base.text import named_values
+from farm.builds.runtime.parts import AARCH64, HEXAGON, read_elf
 from farm.devices.device import AdbAddress, Device, SshAddress
-from farm.devices.platform_facts import PlatformFacts, parse_platform
-from farm.devices.status import DeviceStatus
-from farm.devices.text import named_values
+from farm.devices.facts import DeviceStatus, PlatformFacts, parse_platform
 from farm.devices.virtual.faults import Fault, clear, inject
-from farm.devices.virtual.tools import LOGCAT
+from farm.devices.virtual.tree import LOGCAT
 from farm.policy.situation import Lease, Priority
 from farm.replay import properties
-from farm.replay.check import CheckedDevice, CheckOutcome, CheckReport
+from farm.replay.check import Anonymizer, CheckedDevice, CheckOutcome, CheckReport
 from farm.replay.properties import HealthCheckResult, Level, Property
-from farm.replay.transcript import Anonymizer
 from farm.results.attempt import Cause
 
 SERIAL = "virtual-SM8650-0"

@@ -1,18 +1,29 @@
-"""`farm history`, `farm diff`, `farm status` and `farm data sql` of a store with made-up runs."""
+"""`farm history`, `farm diff`, `farm status`, `farm alerts` and `farm perf baseline` of a store with made-up runs."""
 
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import msgspec
+import pytest
 from farm_home import FarmHome
 from made_runs import BEGAN_MS, FACTS, HOUR_MS, JOB, PHONE, made_job, measured, record_run
 
+from farm.dispatch.history_comparison import record_comparison
 from farm.results.attempt import Measurement, Verdict
-from farm.store.records import NewAlert
-from farm.store.store import Store
+from farm.serve.pages.history import HistoryQuery, history_page
+from farm.serve.pages.runs import RunsQuery, runs_page
+from farm.serve.pages.status import StatusQuery, status_page
+from farm.serve.render import Address, html_of
+from farm.store.records import NewAlert, RunToolchain
+from farm.store.rows import now_ms
+from farm.store.store import Store, open_store
 from farm.suites.suite import Job
+
+# `farm history`, `farm diff`, `farm status` and `farm data sql` of a store with made-up runs.
+
 
 LATENCY = measured("latency", 2e6)
 HEAP = measured("dsp_heap_difference", -4096.0, "bytes")
@@ -154,3 +165,174 @@ def test_firmware_skel_and_a_changed_case_are_events_and_known_steps_are_told(ho
     for event in ("device build b1 -> b2", "skel changed", "another test under the same name"):
         assert event in shown
     assert f"#1 latency slower since {nights[3]}: +50.0 % (" in shown
+
+
+# `farm alerts list` and `farm perf baseline`, as used on the morning after a slow nightly run.
+
+
+DAY_MS = 86_400_000
+JOB_OF_NIGHTS, OTHER = made_job("conv"), made_job("relu")
+
+
+def night(store: Store, days_ago: int, ms: float, size: int, verdict: Verdict = Verdict.PASSED) -> str:
+    numbers = (measured("latency", ms * 1e6), measured("pte_size", float(size), "bytes", exact=True))
+    run_id = record_run(
+        store, (JOB_OF_NIGHTS, OTHER), (Verdict.PASSED, verdict),
+        started_ms=time.time_ns() // 1_000_000 - days_ago * DAY_MS,
+        attempt={"seconds": 0.2, "bundle_key": "b" * 64, "measurements": numbers},
+        priority="nightly", fingerprint={"executorch": "1.5.1", "device_kind": "hardware"},
+    )  # fmt: skip
+    record_comparison(store, run_id)
+    return run_id
+
+
+@pytest.fixture
+def slow(home: FarmHome) -> str:
+    """Ten nights; in the last one both jobs are slower and greater, and one fails."""
+    home.state.mkdir(exist_ok=True)
+    with open_store(home.state / "farm.db") as store:
+        for day in range(10, 1, -1):
+            night(store, day, 2.0 + 0.01 * (day % 3), 1000)
+        return night(store, 1, 2.4, 1016, Verdict.FAILED)
+
+
+def answer(home: FarmHome, *arguments: str) -> dict[str, Any]:
+    return home.json(*arguments)  # type: ignore[no-any-return]
+
+
+def test_the_list_is_what_needs_somebody_within_80_columns(home: FarmHome, slow: str) -> None:
+    done = home.farm("alerts", "list", code=0)
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "REGRESSIONS: 2"
+    assert "      pte_size worse: 1000 -> 1016 bytes" in lines
+    assert f"RED in {slow}: 1" in lines
+    # The regression is not confirmed yet, so no person is asked to handle it.
+    assert "latency" not in done.stdout
+
+
+def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: FarmHome, slow: str) -> None:
+    first, second = (one["id"] for one in answer(home, "alerts", "list")["alerts"])
+    done = home.farm("alerts", "assign", str(first), "--owner", "grace", "--note", "see #345", code=0)
+    assert "acknowledged by " in done.stdout
+    assert home.farm("alerts", "assign", OTHER.id, "--owner", "ada", "--until", "2099-12-31").returncode == 0
+    listed = home.farm("alerts", "list").stdout
+    assert "acknowledged: grace: see #345" in listed
+    assert "until 2099-12-31" in listed
+    status = answer(home, "status")["status"]
+    assert status["runs"][0]["jobs"][OTHER.id] == "new_failure"
+    assert home.farm("alerts", "assign", f"#{first}", "--state", "fixed").returncode == 0
+    assert [one["id"] for one in answer(home, "alerts", "list")["alerts"]] == [second]
+    # A note alone opens nothing again.
+    assert home.farm("alerts", "assign", str(first), "--note", "in 1.6").returncode == 0
+    output = answer(home, "alerts", "assign", str(first))["remarks"]
+    assert [one["state"] for one in output] == ["acknowledged", "fixed", "fixed"]
+    assert slow in home.farm("status").stdout
+
+
+@pytest.mark.usefixtures("slow")
+def test_bad_input_is_refused(home: FarmHome) -> None:
+    for arguments, message in {
+        ("alerts", "assign", "4711"): "4711",
+        ("alerts", "assign", "9" * 5000): "unknown alert '999",
+        ("alerts", "assign", "s/conv2"): "did you mean",
+        ("alerts", "assign", "s/*", "--owner", "ada"): "means 2 jobs",
+        ("alerts", "assign", "--owner", "ada"): "ALERT|JOB is missing",
+        ("alerts", "assign", "s/conv", "--state", "accepted"): "red until it passes",
+        ("alerts", "assign", "s/conv", "--until", "2001-01-01"): "is over",
+        ("alerts", "accept", "s/conv", "--note", " "): "--note is empty",
+        ("alerts", "accept", "s/conv"): "--note",
+        ("alerts", "accept", "s/conv", "--note", "x", "--run", "2001"): "2001",
+        ("alerts", "accept", "s/conv", "--note", "x", "--metric", "speed"): "has no judged number speed",
+        ("perf", "baseline", "nothing"): "nothing",
+        ("perf", "baseline", "s/conv", "--metric", "speed"): "has no judged number speed",
+    }.items():
+        assert message in home.farm(*arguments, code=2).stderr
+
+
+def test_an_accepted_level_is_what_the_next_nights_are_compared_with(home: FarmHome, slow: str) -> None:
+    before = answer(home, "perf", "baseline", "s/conv", "--metric", "latency")["levels"]
+    assert before[0]["runs"] == 10
+    accepted = answer(home, "alerts", "accept", "s/*", "--note", "a safer kernel")["accepted"]
+    assert sorted((one["job_id"], one["metric"]) for one in accepted) == sorted(
+        (job.id, metric) for job in (JOB_OF_NIGHTS, OTHER) for metric in ("latency", "pte_size")
+    )
+    assert answer(home, "alerts", "list")["alerts"] == []
+    after = answer(home, "perf", "baseline", "s/conv", "--metric", "latency")["levels"]
+    assert (after[0]["runs"], after[0]["median"], after[0]["since"]) == (1, 2.4e6, slow)
+    with open_store(home.state / "farm.db") as store:
+        assert store.alerts.of_run(night(store, 0, 2.41, 1016)) == []
+    shown = home.farm("perf", "baseline", "s/conv").stdout
+    assert (max(map(len, shown.splitlines())) <= 80, f"since {slow}" in shown) == (True, True)
+
+
+def test_a_note_cannot_write_to_the_terminal_nor_begin_a_line(home: FarmHome, slow: str) -> None:
+    first = answer(home, "alerts", "list")["alerts"][0]["id"]
+    note = "\x1b]0;mine\x07\n::error::not from farm " + "long " * 40
+    for arguments in (
+        ("alerts", "assign", str(first), "--note", note),
+        ("alerts", "list"),
+        ("perf", "confirm", "--run", slow),
+        ("history", "s"),
+    ):
+        done = home.farm(*arguments)
+        lines = done.stdout.splitlines()
+        assert "Traceback" not in done.stderr
+        assert max(map(len, lines)) <= 80
+        assert not any(line.startswith("::") for line in lines)
+        assert not set("\x1b\x07") & set(done.stdout)
+
+
+# Answers of commands and pages for a store with two branches and a private run.
+
+
+URL = "https://git.example/executorch/commit/{commit}"
+OLD, NEW = "a" * 40, "b" * 40
+
+
+def record_with(store: Store, hours_ago: int, toolchain: RunToolchain, verdict: Verdict = Verdict.PASSED) -> str:
+    return record_run(
+        store, verdicts=[verdict], started_ms=now_ms() - hours_ago * HOUR_MS, toolchain=toolchain,
+        attempt={"measurements": (measured("latency", 2e6),)},
+        fingerprint={"executorch": "1.6.0", "qnn": "2.51", "device_kind": "hardware", "commit": toolchain.commit},
+    )  # fmt: skip
+
+
+def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome) -> None:
+    home.state.mkdir(exist_ok=True)
+    with open_store(home.state / "farm.db") as store:
+        before = record_with(store, 9, RunToolchain("main", "main", commit=OLD, commit_url=URL))
+        default = record_with(store, 8, RunToolchain())
+        main = record_with(store, 7, RunToolchain("main", "main", commit=NEW, before=OLD, commit_url=URL))
+        mine = record_with(
+            store, 1, RunToolchain("main", "main", private=True, commit=NEW, dirty=True), verdict=Verdict.FAILED
+        )
+        pages = {
+            "status": status_page(store, StatusQuery(branch="main")),
+            "history": history_page(store, HistoryQuery(job="s/c", branch="main")),
+            "runs": runs_page(store, RunsQuery()),
+        }
+        shown = {name: html_of(facts, None, Address("/", {}), may=lambda _: False) for name, facts in pages.items()}
+        assert runs_page(store, RunsQuery(branch="main")).total == 2
+    assert f'href="https://git.example/executorch/commit/{NEW}"' in shown["history"]
+    assert '<span class="tag">local run</span>' in shown["history"]
+    assert main in shown["status"]
+    assert mine in shown["runs"]
+    assert "<td>local</td>" in shown["runs"]
+
+    done = home.farm("history", "s/c", "--branch", "main", code=0)
+    assert "farm: branch main" in done.stderr
+    assert "commits aaaaaaaaaa..bbbbbbbbbb" in done.stdout
+    assert f"https://git.example/executorch/compare/{OLD}...{NEW}" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines() if "https" not in line) <= 80
+    points = home.json("history", "s/c", "--branch", "main")["points"]
+    assert {(point["run_id"], point["commit"]) for point in points} == {(before, OLD), (main, NEW), (mine, NEW)}
+    assert {point["run_id"] for point in home.json("history", "s/c")["points"]} == {default}
+
+    head, run, *_ = home.farm("status", "--branch", "main").stdout.splitlines()
+    assert (head, run.startswith(main)) == ("branch main", True)
+    assert home.json("status")["status"]["runs"][0]["run"]["run_id"] == default
+    own = home.farm("status", mine).stdout
+    assert "compared with branch main and not part of its history" in own
+    assert "main" in home.farm("alerts", "list", "--branch", "mian", code=2).stderr
+    assert [home.json("report", *words)["id"] for words in (["latest@main"], [])] == [main, mine]

@@ -16,11 +16,11 @@ import farm
 from farm.base.errors import ConfigError
 from farm.builds.bundles.bundle import Bundle
 from farm.builds.program.pte import read_pte
-from farm.builds.runtime.native.elf import AARCH64, X86_64
+from farm.builds.runtime.parts import AARCH64, X86_64
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.execution.llama_runner import ids_of
-from farm.devices.execution.observed import Observed, ObservedError, read_observed
-from farm.replay.llama_program import LlamaProgram, runtime_with
+from farm.devices.execution.raw import Observed, ObservedError, read_observed
+from farm.replay.one_off import LlamaProgram, runtime_with
 
 STUB = Path(farm.__file__).parent.parent / "tests" / "qnn_llama_runner_stub.py"
 VIRTUAL = ("--soc", "SM8650", "--virtual", "1")

@@ -1,30 +1,31 @@
-"""Threads of an agent: heartbeats, claims and records, with answers that are late or lost, and defects."""
+"""Process of an agent: its threads with late or lost answers and defects, and its imports without torch."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from log_lines import LogLines
-from made_shards import made_config
-from shared_rows import SOC, TTL_S, agent, facts, shards, submit
-from store_template import drop_database
+from shared_rows import SOC, TTL_S, agent, facts, made_config, shards, submit
+from stores import drop_database
 from waiting import until
 
-from farm.base.clock import now_s
-from farm.base.errors import InfraError, StoreError
-from farm.base.exit_codes import ExitCode
-from farm.dispatch.cluster.agent import heartbeats
-from farm.dispatch.cluster.agent.claimer import Claimer
-from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
+from farm.base.errors import ExitCode, InfraError, StoreError
+from farm.base.machine import now_s
+from farm.dispatch.cluster.agent import shared_jobs
 from farm.dispatch.cluster.agent.host_agent import HostAgent
-from farm.dispatch.cluster.agent.ledger import Ledger
+from farm.dispatch.cluster.agent.shared_jobs import Claimer, HeartbeatSender, Ledger
 from farm.dispatch.recorder import Recorder
-from farm.store import answers
+from farm.store import clock
 from farm.store.cluster.records import AgentId, HeartbeatReply, HeldShard
 from farm.store.store import open_store
+
+# Threads of an agent: heartbeats, claims and records, with answers that are late or lost, and defects.
+
 
 _HEARTBEAT_S = 3.0
 
@@ -35,7 +36,7 @@ class Slow:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.late_s, self.is_away = 1000.0, 0.0, False
         self.asked: list[bool] = []
-        for module in (heartbeats, answers):
+        for module in (shared_jobs, clock):
             monkeypatch.setattr(module, "now_s", lambda: self.now_s)
         monkeypatch.setattr(HeartbeatSender, "_run", lambda _: None)
         facts: Any = object()
@@ -148,3 +149,31 @@ def test_an_agent_ends_with_its_thread(
     # systemd starts an agent again after this exit code: see tests/test_exit_codes.py.
     assert raised.value.exit_code == ExitCode.INFRA
     drop_database(address)
+
+
+# A host of devices has neither torch nor ExecuTorch: what its agent and its device processes import does without.
+
+
+_MODULES = """
+farm.cli.setup.lab farm.dispatch.cluster.agent.host_agent farm.dispatch.device_runner farm.dispatch.device_process
+farm.dispatch.cluster.files farm.dispatch.device_run.device_worker farm.results.judge
+farm.results.generation
+"""
+_REFUSING = """
+import importlib.abc, importlib.util, sys
+
+class Refusing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "executorch", "transformers", "torchao"}:
+            raise ImportError(f"a host of devices has no {name}")
+
+sys.meta_path.insert(0, Refusing())
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+"""
+
+
+def test_an_agent_and_device_processes_are_loaded_where_there_is_no_torch() -> None:
+    argv = [sys.executable, "-c", f"import importlib\n{_REFUSING}", *_MODULES.split()]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

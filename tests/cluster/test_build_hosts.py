@@ -17,15 +17,15 @@ from build_farm import BuildFarm, Submitted, build_farm, made_job
 from chaos_store import Cluster
 from farm_home import FarmHome, wait_for_no_process
 from forked_command import Program, start
-from store_template import create_store, drop_database
+from stores import create_store, drop_database
 from waiting import until
 
 from farm.base.config.settings import load_config
 from farm.builds.bundles.cache import leftovers
 from farm.builds.compile.protocol import BuildReply
-from farm.dispatch.cluster.client.upload import build_here, new_builds
-from farm.dispatch.cluster.delivery.worker import MessageDelivery, recover
-from farm.dispatch.cluster.files.exchange import upload_sources
+from farm.dispatch.cluster.client.submit import build_here, new_builds
+from farm.dispatch.cluster.delivery import MessageDelivery, recover
+from farm.dispatch.cluster.files import upload_sources
 from farm.store.cluster.records import PlannedJob
 from farm.store.store import open_store
 

@@ -11,13 +11,12 @@ import pytest
 from chaos_store import Cluster
 from log_lines import LogLines
 from shared_rows import defer_finish, execute
-from store_template import create_store, drop_database
+from stores import create_store, drop_database
 from waiting import until
 
 from farm.base.errors import StoreError
-from farm.dispatch.cluster.delivery.app import MOST_CONNECTIONS
-from farm.dispatch.cluster.delivery.worker import MessageDelivery
-from farm.store.messages.install import needed_version
+from farm.dispatch.cluster.delivery import MOST_CONNECTIONS, MessageDelivery
+from farm.store.messages.messages import needed_version
 from farm.store.store import Store
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 from chaos_store import Cluster
-from farm_of_hosts import QUICK_TO_NOTICE, TTL_S, Farm, farm_of_hosts, farm_server, sleep_ttl
 from networks import Relay
 from s3_server import KEYS, S3Server
 from shared_rows import defer_finish, execute
 from sqlalchemy import Connection
 from stub_farm import FINE, SOC, make_bundle
+from stub_hosts import QUICK_TO_NOTICE, TTL_S, Farm, farm_of_hosts, farm_server, sleep_ttl
 from waiting import all_the_time
 
 from farm.base.processes import Supervisor
@@ -230,7 +230,7 @@ def test_the_network_is_cut_to_the_artifacts(
 
 def _use_another_bundle(farm: Farm) -> None:
     """Let the runs to come have a bundle that no host has fetched yet."""
-    from farm.store.objects.bundle_archive import upload_bundle
+    from farm.store.objects.archive import upload_bundle
 
     hosts = farm.hosts
     cache = BundleCache(hosts.folder / "cache")
@@ -325,7 +325,7 @@ def test_two_agents_of_one_name(running: tuple[Farm, str]) -> None:
 
 def test_evidence_sees_what_it_is_for(tmp_path: Path) -> None:
     """The checks of these tests find the faults that they look for."""
-    from stub_evidence import Evidence, executions, overlaps
+    from stub_farm import Evidence, executions, overlaps
 
     one, other = Evidence(tmp_path, "a"), Evidence(tmp_path, "a")
     with one.running("x", "run"), other.running("y", "run"):

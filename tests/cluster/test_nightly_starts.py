@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from log_lines import LogLines
 from shared_rows import execute, facts
-from store_template import drop_database
+from stores import drop_database
 from waiting import until
 
 from farm.base.config.settings import load_config

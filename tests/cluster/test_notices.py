@@ -14,15 +14,14 @@ import pytest
 from log_lines import LogLines
 from receivers import LOOPBACK, Hook, web_server
 from shared_rows import execute
-from store_template import drop_database
+from stores import drop_database
 from waiting import until
 
 from farm.base.config.settings import load_config
-from farm.devices.health import HealthEvent
-from farm.dispatch.cluster.delivery import notices as task
-from farm.dispatch.cluster.delivery import worker
-from farm.dispatch.cluster.delivery.notices import NoticeTask, retry_wait_s
-from farm.dispatch.cluster.delivery.worker import MessageDelivery, remove_ended
+from farm.devices.device import HealthEvent
+from farm.dispatch.cluster import delivery as task
+from farm.dispatch.cluster import delivery as worker
+from farm.dispatch.cluster.delivery import MessageDelivery, NoticeTask, remove_ended, retry_wait_s
 from farm.dispatch.cluster.nightly_starter import receivers_of
 from farm.dispatch.nightly.plan import WebhookTable
 from farm.dispatch.notify import delivery, quarantine

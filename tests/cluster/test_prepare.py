@@ -11,8 +11,18 @@ from pathlib import Path
 import made
 import msgspec
 import pytest
-from made_shards import NO_STORE, made_bundle, made_config, made_device, made_job, made_key, made_shard, made_terms
-from shared_rows import execute, submit
+from shared_rows import (
+    NO_STORE,
+    execute,
+    made_bundle,
+    made_config,
+    made_device,
+    made_job,
+    made_key,
+    made_shard,
+    made_terms,
+    submit,
+)
 from shared_rows import key as row_key
 from shared_rows import shards as row_shards
 
@@ -20,15 +30,14 @@ from farm.base.config.settings import Config
 from farm.base.errors import ArtifactLostError, ArtifactsError, InfraError, NoDeviceError, UsageError
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.compile.protocol import BuildReply
-from farm.dispatch.cluster.files.exchange import fetch_runtime, upload_runtime
-from farm.dispatch.cluster.files.prepare import Preparer
+from farm.dispatch.cluster.files import Preparer, fetch_runtime, upload_runtime
 from farm.dispatch.cluster.terms import RemoteRuntime
-from farm.dispatch.request.plan import read_plan
 from farm.dispatch.request.pruning import Remains, require_removable
+from farm.dispatch.request.request import read_plan
 from farm.replay.stored_result import find_made_bundle
 from farm.store.artifacts import ArtifactStore, open_artifacts
 from farm.store.cluster.records import Build, NewBuild, PlannedJob
-from farm.store.objects.bundle_archive import upload_bundle
+from farm.store.objects.archive import upload_bundle
 from farm.store.objects.objects import GRACE_S, Objects, open_objects
 from farm.store.objects.places import path_of
 from farm.store.records import ArtifactRecord

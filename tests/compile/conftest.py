@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from farm.base.config.settings import load_config
-from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.selection import prepare
 from farm.builds.toolchains.toolchain import Toolchain
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from farm.base.backends.registry import BACKENDS
 from farm.builds.bundles import key as key_module
-from farm.builds.bundles import source as source_module
-from farm.builds.bundles.key import HOST_CPU, bundle_key, recipe_files, relevant_versions, shares_weights
-from farm.builds.bundles.source import named_files
+from farm.builds.bundles import key as source_module
+from farm.builds.bundles.key import HOST_CPU, bundle_key, named_files, recipe_files, relevant_versions, shares_weights
 from farm.suites.generate import Generate, Mode
 from farm.suites.suite import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
 
@@ -114,7 +113,7 @@ def test_every_file_and_folder_of_a_decoder_decides_by_its_content(
 
 def test_how_text_is_compiled_leaves_the_bundles_of_other_cases(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     of_text = {path.name for path in recipe_files("htp")} - {path.name for path in recipe_files("htp", text=False)}
-    assert {"architectures.py", "prompts.py"} <= of_text
+    assert {"generate.py", "prompts.py"} <= of_text
     before = bundle_key(job, VERSIONS), bundle_key(_of_text(job), VERSIONS)
     monkeypatch.setattr(key_module, "_RECIPE_OF_TEXT", ("suites/prompts.py",))
     key_module.recipe_digest.cache_clear()
@@ -228,7 +227,7 @@ def _imports(path: Path) -> set[Path]:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_file_that_takes_part_in_a_bundle_decides_its_key(backend: str) -> None:
     # Their values are in the key, or decide the place of a bundle and not its content.
-    by_value = {"builds/bundles/key.py", "builds/bundles/source.py"}
+    by_value = {"builds/bundles/key.py"}
     left, seen = list(recipe_files(backend)), set[Path]()
     while left:
         path = left.pop()

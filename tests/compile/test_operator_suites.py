@@ -1,4 +1,4 @@
-"""The operator suites cover the op builders of ExecuTorch's Qualcomm backend, or declare a reason for a gap."""
+"""Suites of operators, which cover the op builders of ExecuTorch or declare a reason for a gap, and of models."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+from farm_home import FarmHome
+
+from farm.base.paths import data_folder
 from farm.base.socs import find_soc
-from farm.report.model.coverage.coverage import made_of_others
+from farm.report.model.coverage import made_of_others
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.op_builders import SuiteOperators, installed_builders, operators_in_tests, suite_operators
 from farm.suites.suite import plan
+
+# The operator suites cover the op builders of ExecuTorch's Qualcomm backend, or declare a reason for a gap.
+
 
 SUITES = ("quantized_ops", "fp_ops")
 
@@ -73,3 +80,28 @@ def test_the_kinds_of_tensors_and_precisions_are_represented() -> None:
     assert {spec.dtype for spec in inputs} == {"float32", "int32", "int64", "bool"}
     assert {len(spec.shape or ()) for spec in inputs} >= {0, 1, 2, 3, 4, 5}
     assert any(spec.dynamic for spec in inputs)
+
+
+def test_small_models_are_those_of_full_size() -> None:
+    small, full = (
+        load_suite(data_folder("test_suites") / name / "suite.toml").cases for name in ("models_small", "models")
+    )
+    names = [{case.name: case.module.rpartition(".")[2] for case in cases} for cases in (small, full)]
+    assert names[0] == names[1]
+    assert len(small) >= 12
+    for case in (*small, *full):
+        assert case.expect, f"{case.name} does not say how much of it is delegated"
+        assert all(precision in case.tolerances for precision in case.precisions)
+
+
+@pytest.mark.parametrize(
+    ("soc", "chosen"),
+    [
+        # Text with state, vision, and speech: every precision and metric of the suite.
+        pytest.param("SM8650", ("-k", "16a4w or mobilenet_v3 or vit or wav2vec2 or edsr"), marks=pytest.mark.whole),
+        pytest.param("SM8650", (), marks=pytest.mark.soak),
+        pytest.param("SM8850", (), marks=pytest.mark.soak),
+    ],
+)
+def test_small_models_pass_on_the_simulator(soc: str, chosen: tuple[str, ...], home: FarmHome) -> None:
+    home.farm("run", "--soc", soc, "--suite", "models_small", "--virtual", "1", *chosen, timeout_s=1800, code=0)

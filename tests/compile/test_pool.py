@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from farm.base.processes import Supervisor
 from farm.builds.bundles.bundle import Bundle
 from farm.builds.bundles.cache import BundleCache, leftovers
 from farm.builds.bundles.key import relevant_versions
-from farm.builds.compile.pool import BuilderPool, MemoryLimits
+from farm.builds.compile.pool import BuilderPool, MemoryLimits, case_of, take_next
 from farm.builds.compile.protocol import TEMPLATE_NAME, BuildReply, BuildRequest
 from farm.builds.toolchains.toolchain import Toolchain
-from farm.suites.suite import InputSpec
+from farm.suites.suite import Case, InputSpec, Job, Target
 
 OPS = """
 import ctypes, os, pathlib, signal, sys, tempfile, time, torch
@@ -255,7 +256,7 @@ def test_every_job_has_its_own_answer_also_when_its_builder_could_not_be_looked_
             raise FileNotFoundError("a process that has just ended")
         return 0
 
-    monkeypatch.setattr("farm.base.memory.resident_bytes", resident_bytes)
+    monkeypatch.setattr("farm.base.machine.resident_bytes", resident_bytes)
     replies = builds.run(*(builds.request("tells", number, str(mark)) for number in range(4)), width=1)
     assert [reply.reason for reply in replies] == [f"ValueError: number {number}" for number in range(4)]
 
@@ -328,7 +329,7 @@ def test_what_a_compile_wrote_goes_with_its_builder(
 KILLED = """
 import signal, sys
 from pathlib import Path
-from farm.base.publish import own_folder
+from farm.base.files import own_folder
 from farm.builds.bundles.cache import BundleCache
 root, name, key = Path(sys.argv[1]), sys.argv[2], sys.argv[3] * 64
 def fill(folder):
@@ -385,3 +386,49 @@ def test_a_cache_that_cannot_be_written_is_the_farms_fault_and_says_why(builds: 
     assert (reply.ok, reply.infra) == (False, True)
     assert "builders" in reply.reason
     assert "File exists" in reply.reason or "Not a directory" in reply.reason
+
+
+# Order in which builders take requests.
+
+
+def requests(*names: str) -> deque[BuildRequest]:
+    """Return requests by texts of case and precision."""
+    made = deque[BuildRequest]()
+    for name in names:
+        case, precision = name.split()
+        job = Job(Case("mine", case, module="any", inputs=()), Target("SM8650", "htp", precision))
+        made.append(BuildRequest(job, name, {}, "log"))
+    return made
+
+
+def taken(queue: deque[BuildRequest], builders: int) -> list[list[str]]:
+    """Return what each of `builders` compiles if all jobs take equally long."""
+    own: list[tuple[str, str] | None] = [None] * builders
+    lists: list[list[str]] = [[] for _ in own]
+    while queue:
+        for number in range(min(builders, len(queue))):
+            others = [one for place, one in enumerate(own) if one is not None and place != number]
+            request = take_next(queue, own[number], others)
+            own[number] = case_of(request)
+            lists[number].append(request.key)
+    return lists
+
+
+def test_a_builder_stays_with_its_case_beside_another() -> None:
+    queue = requests("add 8a8w", "add 16a8w", "mul 8a8w", "mul 16a8w", "relu 8a8w", "relu 16a8w")
+    assert taken(queue, 2) == [
+        ["add 8a8w", "add 16a8w", "relu 8a8w"],
+        ["mul 8a8w", "mul 16a8w", "relu 16a8w"],
+    ]
+
+
+def test_one_builder_takes_all_precisions_of_a_case_at_once() -> None:
+    queue = requests("add 8a8w", "mul 8a8w", "add 16a8w", "mul 16a8w")
+    assert taken(queue, 1) == [["add 8a8w", "add 16a8w", "mul 8a8w", "mul 16a8w"]]
+
+
+def test_a_case_far_behind_does_not_pass_others() -> None:
+    queue = requests("add 8a8w", *(f"other{number} 8a8w" for number in range(40)), "add 16a8w")
+    [order] = taken(queue, 1)
+    assert order.index("add 16a8w") >= 25
+    assert len(order) == 42

@@ -10,8 +10,7 @@ from farm.base.errors import ConfigError, IllegalTargetError
 from farm.base.socs import find_soc
 from farm.builds.bundles.key import bundle_key
 from farm.suites.manifests import load_suite
-from farm.suites.state import State, state_problem
-from farm.suites.suite import Job, Suite, Target, plan
+from farm.suites.suite import Job, State, Suite, Target, plan, state_problem
 
 SUITE = """
 [suite]

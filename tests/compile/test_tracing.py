@@ -15,9 +15,7 @@ from made import job
 from farm.base import processes
 from farm.base.hashes import tree_files
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.bundles.changes import edit_between
-from farm.builds.bundles.reuse import find_bundles_for, forget_pruned
-from farm.builds.bundles.trace import DevelopedRoot, FileTrace, to_bits
+from farm.builds.bundles.reuse import DevelopedRoot, FileTrace, edit_between, find_bundles_for, forget_pruned, to_bits
 from farm.builds.compile.protocol import BuildReply
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.suites.suite import Job

@@ -17,8 +17,7 @@ import transformers
 from safetensors.torch import save_file
 
 from farm.base.errors import ConfigError
-from farm.builds.compile.llm.compiler import ReferenceDecoder, make_decoder
-from farm.builds.compile.llm.references import log_probabilities
+from farm.builds.compile.llm.compiler import ReferenceDecoder, log_probabilities, make_decoder
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Job, Target
 

@@ -29,13 +29,10 @@ from torch._higher_order_ops import executorch_call_delegate
 from farm.base.backends.registry import BACKENDS
 from farm.base.errors import ConfigError, DelegationError, MissingToolError
 from farm.builds.bundles.key import HOST_CPU
-from farm.builds.compile.flows.delegation import misread_codes, read_delegation
+from farm.builds.compile.flows.edge_nodes import EdgeOrigins, misread_codes, read_delegation
 from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
-from farm.builds.compile.flows.node_origins import EdgeOrigins
-from farm.builds.compile.flows.op_packages import packages_of
-from farm.builds.compile.flows.qualcomm import FLOW, compiler_specs
+from farm.builds.compile.flows.qualcomm import FLOW, compiler_specs, packages_of, split_passes
 from farm.builds.compile.flows.shortcuts.every import less_work
-from farm.builds.compile.flows.split import split_passes
 from farm.builds.compile.protocol import reason_of
 from farm.suites.features import Features, OpPackage
 from farm.suites.suite import Case, Target

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from farm.base.resources import data_folder
+from farm.base.paths import data_folder
 from farm.builds.compile.flows.factory import make_inputs, make_module
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Case

@@ -14,7 +14,7 @@ import pytest
 from farm.base.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, LocalError
 from farm.base.processes import Supervisor
 from farm.devices.device import LocalAddress
-from farm.devices.local.transport import LocalProcess, LocalTransport
+from farm.devices.local import LocalProcess, LocalTransport
 from farm.devices.process import Link
 
 SECONDS = 30.0
@@ -60,8 +60,8 @@ def test_what_a_device_sends_is_not_believed(
     (tmp_path / "bin/tar").write_text(f"#!/bin/sh\ncat {tmp_path}/sent\n{then}\n")
     (tmp_path / "bin/tar").chmod(0o755)
     if "printf" in then:
-        monkeypatch.setattr("farm.devices.min_throughput._STALLS", 0)
-        monkeypatch.setattr("farm.devices.min_throughput._FILE_SECONDS", 0.2)
+        monkeypatch.setattr("farm.devices.files._STALLS", 0)
+        monkeypatch.setattr("farm.devices.files._FILE_SECONDS", 0.2)
     device.stall_s = 0.3 if "60" in then else SECONDS
     target = tmp_path / "copy"
     if problem:

@@ -15,20 +15,17 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from adbd_device import AdbdDevice
-from dropbear_server import DropbearServer
-from ssh_server import SshServer
+from ssh_server import DropbearServer, SshServer
 from waiting import until
 
 from farm.base.processes import Supervisor
 from farm.devices.connect import open_transport
 from farm.devices.device import AdbAddress, Device
 from farm.devices.execution.content_store import ContentStore, differing, expected_content, hashes_of
+from farm.devices.execution.liveness import take_over
 from farm.devices.execution.shell import shell_script
-from farm.devices.execution.takeover import take_over
-from farm.devices.identity import identify
-from farm.devices.platform_facts import read_platform
+from farm.devices.facts import identify, read_platform, read_status
 from farm.devices.recovery import PRINT_BOOT, PRINT_STATE
-from farm.devices.status import read_status
 from farm.devices.transport import Completed, Transport
 
 SECONDS = 60.0

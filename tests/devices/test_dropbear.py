@@ -11,18 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from dropbear_server import DropbearServer
-from ssh_server import alive, running
+from ssh_server import DropbearServer, alive, running
 from waiting import until
 
 from farm.base.errors import DeviceError, DeviceGoneError
 from farm.devices.execution.content_store import ContentStore, hashes_of
-from farm.devices.identity import identify
-from farm.devices.room import free_bytes
-from farm.devices.ssh.link import SESSIONS
-from farm.devices.ssh.login import takes_one_program
+from farm.devices.facts import identify, read_status
+from farm.devices.files import free_bytes
+from farm.devices.ssh.link import SESSIONS, takes_one_program
 from farm.devices.ssh.transport import SshTransport
-from farm.devices.status import read_status
 
 SECONDS = 30.0
 # Connections of the programs, and of the commands that end them.

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from adbd_device import AdbdDevice, start_adbd
-from dropbear_server import DropbearServer, newer_system
 from recipe import recipe_code
-from ssh_server import SshServer, alive, running
+from ssh_server import DropbearServer, SshServer, alive, newer_system, running
 from waiting import until
 
 from farm.base.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
@@ -28,7 +27,7 @@ from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.connect import from_plain, open_transport
 from farm.devices.device import AdbAddress, Device, LocalAddress
-from farm.devices.local.transport import LocalTransport
+from farm.devices.local import LocalTransport
 from farm.devices.process import Link, Process
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.transport import Transport

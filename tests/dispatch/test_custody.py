@@ -13,11 +13,9 @@ from waiting import until
 
 from farm.base.config.settings import LeaseConfig
 from farm.base.errors import NoDeviceError, StoreError
-from farm.devices.device import Device
-from farm.devices.health import HealthEvent
+from farm.devices.device import Device, HealthEvent
 from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
-from farm.dispatch.recorder import Recorder
-from farm.dispatch.result_log import ResultLog
+from farm.dispatch.recorder import Recorder, ResultLog
 from farm.dispatch.run.run import LocalRecords, replay_results, result_log
 from farm.policy.situation import Lease, Priority
 from farm.store.leases.leasing import Leases

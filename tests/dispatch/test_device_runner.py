@@ -13,8 +13,8 @@ from made import device, job
 from farm.base.errors import ArtifactsError, FarmError
 from farm.devices.device import Device
 from farm.dispatch.device_runner import DeviceRunner
-from farm.dispatch.job_source import Prepared
-from farm.dispatch.messages import (
+from farm.dispatch.dispatcher import Prepared
+from farm.dispatch.process_link import (
     Abort,
     ApplyGrant,
     Begin,
@@ -26,7 +26,7 @@ from farm.dispatch.messages import (
     SetGrant,
     ToDevice,
 )
-from farm.dispatch.request.plan import RunPlan
+from farm.dispatch.request.request import RunPlan
 from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult

@@ -15,8 +15,7 @@ from made import job
 from waiting import until
 
 from farm.base.errors import FarmError, LeaseLostError, StoreError
-from farm.dispatch.recorder import Recorder
-from farm.dispatch.result_log import ResultLog, open_result_log
+from farm.dispatch.recorder import Recorder, ResultLog, open_result_log
 from farm.dispatch.run.run import LocalRecords, replay_results, result_log
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
 from farm.store.cluster.records import ShardResult

@@ -25,9 +25,9 @@ from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.execution.content_store import ContentStore
+from farm.devices.execution.liveness import take_over
 from farm.devices.execution.raw import RawResult, RunnerOptions
 from farm.devices.execution.session import DeviceSession
-from farm.devices.execution.takeover import take_over
 from farm.devices.virtual.boot import boot
 
 OPTIONS = RunnerOptions(timeout_s=30)

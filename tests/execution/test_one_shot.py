@@ -22,16 +22,16 @@ from watched_transport import Watched
 from farm.base.processes import Supervisor
 from farm.builds.bundles.bundle import Bundle, Generation, TensorSpec
 from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime
-from farm.devices.execution import one_shot as one_shot_module
+from farm.devices.execution import runner_process as one_shot_module
+from farm.devices.execution.liveness import take_over
 from farm.devices.execution.raw import HEAP_FILE, RESULT_FILE, RawResult, RunnerOptions
 from farm.devices.execution.session import DeviceSession
-from farm.devices.execution.takeover import take_over
 from farm.devices.ssh.transport import SshTransport
 from farm.policy.retries import Tried, classify
 from farm.results.attempt import Cause, Ending, Stage, Verdict
-from farm.results.iterations import describe_differing
 from farm.results.measurements import time_measurements
 from farm.results.outcome import outcome
+from farm.results.outputs import describe_differing
 
 STUB = Path(__file__).with_name("one_shot_stub.sh")
 OPTIONS = RunnerOptions(iterations=2, warm_up=1, timeout_s=30)

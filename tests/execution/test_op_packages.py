@@ -21,7 +21,7 @@ from farm.devices.execution.raw import RawResult, RunnerOptions
 from farm.devices.execution.session import DeviceSession
 from farm.dispatch.device_run.device_run import Staged, require_device
 from farm.dispatch.device_run.device_worker import DeviceWorker, Executor
-from farm.dispatch.request.plan import RunPlan
+from farm.dispatch.request.request import RunPlan
 from farm.results.attempt import Stage, Verdict
 from farm.store.cluster.records import PlannedJob
 

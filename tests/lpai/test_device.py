@@ -18,7 +18,7 @@ from farm.base.socs import find_soc
 from farm.builds.bundles.bundle import Bundle, load_bundle, read_tensor
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.compile.pool import MemoryLimits
-from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.selection import prepare
 from farm.builds.toolchains.toolchain import Compiler
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.connect import open_transport

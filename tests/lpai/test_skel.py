@@ -21,11 +21,11 @@ from farm.base.socs import find_soc
 from farm.builds.bundles.bundle import load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.runtime.runtime import virtual_runtime
-from farm.builds.runtime.signing.sign import adopt
+from farm.builds.runtime.signing import adopt
 from farm.devices.execution.raw import RunnerOptions
 from farm.dispatch.device_run.artifacts import AttemptArtifacts
 from farm.dispatch.device_run.device_run import DeviceRun
-from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import Profile
 from farm.results.attempt import Cause, Verdict
 from farm.store.store import open_store
 from farm.suites.manifests import load_suite

@@ -19,7 +19,7 @@ from built_stub import built_stub, executorch_flags
 from native_runner.sanitizers import HERE, put_sanitized_runner, runner_environment
 from waiting import until
 
-from farm.base.resources import data_folder
+from farm.base.paths import data_folder
 from farm.builds.runtime.packages import package_folder
 from farm.builds.runtime.runtime import simulator_runtime
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from farm.builds.runtime.native import build as native_build
-from farm.builds.runtime.native.build import build_native
+from farm.builds.runtime import native as native_build
+from farm.builds.runtime.native import build_native
 
 HERE = Path(__file__).parent
 # To how each makes itself known in the binary. Two go together: a build and a run of the tests less.

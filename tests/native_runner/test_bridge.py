@@ -1,16 +1,25 @@
-"""The bridge hands one word over where a library reads it, and changes nothing else. The library here is a stub;
-test_run.py shows that the real one works behind the bridge."""
+"""Libraries beside the runner: the bridge to QNN, and the heap figures of the DSP."""
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 from built_stub import qnn_stub
+from heap_sdk_stub import IDLE_BYTES, build_heap_stub
 from programs import run_program
 
-from farm.builds.runtime.native.build import build_native
+from farm.builds.runtime.native import build_native
+from farm.results.heap import parse_heap
+
+# The bridge hands one word over where a library reads it, and changes nothing else. The library here is a stub;
+# test_run.py shows that the real one works behind the bridge.
+
 
 HERE = Path(__file__).parent
 SOC_MODEL = 57
@@ -58,3 +67,77 @@ def test_the_bridge_shows_its_one_entry_point_and_needs_no_c_plus_plus_runtime(f
     assert "Library soname: [libQnnHtp.so]" in dynamic
     assert "NODELETE" in dynamic
     assert "stdc++" not in dynamic
+
+
+# ExecuTorch's own code for the DSP's heap, over a stub of a DSP that reports one.
+
+
+HEAP = ("--heap_profiling_path=heap.txt", "--profile_level=2")
+
+
+@pytest.fixture
+def heap_stub(farm_cache: Path) -> Callable[..., dict[str, str]]:
+    """From settings of the stub to the environment that puts it behind the bridge."""
+    library = build_heap_stub(farm_cache)
+    return functools.partial(_environment, library)
+
+
+def _environment(library: Path, settings: str = "") -> dict[str, str]:
+    return {"FARM_QNN_REAL_HTP": str(library), "HEAP_STUB": settings}
+
+
+def _stated(folder: Path) -> tuple[int | None, int | None, str]:
+    heap = parse_heap((folder / "heap.txt").read_bytes())
+    return heap.before, heap.after, heap.problem
+
+
+@pytest.mark.parametrize(
+    ("level", "settings", "is_measured"), [("1", "", True), ("2", "", True), ("0", "", False), ("2", "silent", False)]
+)
+def test_a_profiled_run_writes_both_numbers(
+    conv: Any, heap_stub: Any, level: str, settings: str, is_measured: bool
+) -> None:
+    ran = conv.run("--heap_profiling_path=heap.txt", f"--profile_level={level}", env=heap_stub(settings))
+    assert ran.code == 0, ran.stderr
+    assert (conv.folder / "heap.txt").exists() == is_measured
+    assert not is_measured or _stated(conv.folder) == (IDLE_BYTES, IDLE_BYTES, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "stated"),
+    [
+        ("keep=9437184", (IDLE_BYTES, IDLE_BYTES + 9437184, "")),
+        # Events out of order are no measurement. The name of the first begins the file anew, whenever it comes.
+        ("swapped", (IDLE_BYTES, None, "after_context_freed is missing")),
+        ("twice", (IDLE_BYTES, None, "after_context_freed stands 2 times")),
+    ],
+)
+def test_events_are_stated_as_they_came(conv: Any, heap_stub: Any, settings: str, stated: Any) -> None:
+    assert conv.run(*HEAP, env=heap_stub(settings)).code == 0
+    assert _stated(conv.folder) == stated
+
+
+def test_every_job_of_a_session_has_a_file_of_its_own_from_the_first_context_to_the_last(
+    conv: Any, heap_stub: Any
+) -> None:
+    with conv.serve(*HEAP, env=heap_stub("keep=4096")) as session:
+        for jobs in range(2):
+            folder = conv.folder / f"job{jobs}"
+            (folder / "outputs").mkdir(parents=True)
+            for name in ("model.pte", "input_list.txt", "x0.raw", "x1.raw"):
+                (folder / name).symlink_to(conv.folder / name)
+            assert session.ask(f"--working_folder={folder}", "--heap_profiling_path=heap.txt")["ok"] is True
+            assert _stated(folder) == (IDLE_BYTES + jobs * 4096, IDLE_BYTES + (jobs + 1) * 4096, "")
+        # ExecuTorch takes the path once a process.
+        answer = session.ask("--heap_profiling_path=other.txt")
+        assert answer["error"]["stage"] == "options"
+        assert "needs a process of its own" in answer["error"]["message"]
+
+
+def test_the_job_after_a_refused_context_starts_from_none(conv: Any, heap_stub: Any) -> None:
+    with conv.serve(*HEAP, env=heap_stub("refuse=1")) as session:
+        answer = session.ask("--heap_profiling_path=heap.txt")
+        assert (answer["ok"], answer["error"]["stage"]) == (False, "load")
+        assert not (conv.folder / "heap.txt").exists()
+        assert session.ask("--heap_profiling_path=heap.txt")["ok"] is True
+        assert _stated(conv.folder) == (IDLE_BYTES, IDLE_BYTES, "")

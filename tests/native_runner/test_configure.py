@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farm.base.resources import data_folder
+from farm.base.paths import data_folder
 from farm.builds.runtime.packages import package_folder, packaged_tool
 
 if TYPE_CHECKING:

@@ -1,13 +1,16 @@
-"""Failures of a cell that are debugged, their time, and a line for every other; `farm debug` itself is a stub."""
+"""Failures of a cell that are debugged, with a stub of `farm debug` and with a wrong operator and the real one."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from farm_home import FarmHome
+from wrong_operator import FIRST_WRONG, write_wrong_suite
 
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import FarmError, InfraError, NoDeviceError
@@ -24,6 +27,9 @@ from farm.results.layers import diagnose
 from farm.store.records import RunRecord
 from farm.store.store import open_store
 from farm.suites.suite import Job
+
+# Failures of a cell that are debugged, their time, and a line for every other; `farm debug` itself is a stub.
+
 
 LAYERS = (
     Layer("one", "aten.add.Tensor", (), {LayerStep.COMPILER: Gap(1e-5, 41.0, 0.99, 20.0)}),
@@ -135,3 +141,56 @@ def test_without_a_device_the_simulator_is_asked(tmp_path: Path, monkeypatch: py
     [found] = bench.debug()
     assert bench.asked == [("add", False), ("add", True)]
     assert found.reason.startswith("on the simulator alone (no SM8650 is attached): first divergence: two")
+
+
+# Nightly run with a wrong operator: `farm debug` runs once by itself, and the page shows the first wrong layer.
+
+
+JOB = "wrong/broken[SM8650-htp-8a8w]"
+NIGHT = """
+[nightly]
+name = "debug"
+[[run]]
+name = "wrong"
+socs = ["SM8650"]
+suites = ["./wrong"]
+virtual = 1
+"""
+LIMIT = "\n[suite.tolerance.8a8w]\nfp32 = { sqnr_db = 20.0 }\n"
+
+
+def nightly_run(home: FarmHome) -> dict[str, Any]:
+    done = home.farm("nightly", "nightly.toml", "--json", timeout_s=580, code=1)
+    answer: dict[str, Any] = json.loads(done.stdout)["nightly_run"]
+    return answer
+
+
+@pytest.mark.whole
+def test_a_new_numeric_failure_is_debugged_in_its_first_nightly_run_alone(home: FarmHome) -> None:
+    suite = write_wrong_suite(home.cwd / "wrong")
+    with (suite / "suite.toml").open("a") as file:
+        file.write(LIMIT)
+    (home.cwd / "nightly.toml").write_text(NIGHT)
+    first = nightly_run(home)
+    [cell] = first["cells"]
+    [debugged] = cell["debugged"]
+    assert (debugged["job_id"], debugged["layer"]) == (JOB, FIRST_WRONG)
+    assert debugged["reason"].startswith(f"first divergence: {FIRST_WRONG} (aten.convolution.default), likely cause: ")
+    assert "; in module two, wrong/models.py:" in debugged["reason"]
+    reports = home.state / "nightly" / "debug"
+    folder = reports / first["id"]
+    picture = (folder / debugged["picture"]).read_text()
+    assert FIRST_WRONG in picture
+    assert "✗ compiler" in picture
+    assert FIRST_WRONG in (folder / debugged["report"]).read_text()
+    for page in (folder / "index.html", reports / "index.html"):
+        text = page.read_text()
+        section = text[text.index('<section id="layers"') :].partition("</section>")[0]
+        assert debugged["reason"].split(" (")[0] in section
+        assert 'src="data:image/svg+xml;base64,' in section
+        assert f'{debugged["report"]}"' in section
+    second = nightly_run(home)
+    [cell] = second["cells"]
+    assert cell["debugged"] == []
+    assert [one["job_id"] for one in cell["still_failing"]] == [JOB]
+    assert 'id="layers"' not in (reports / "index.html").read_text()

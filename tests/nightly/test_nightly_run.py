@@ -17,7 +17,7 @@ from farm.dispatch.nightly.nightly_run import SUSPECTED_SHARE, run_nightly
 from farm.dispatch.nightly.plan import Plan, read_plan
 from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, NightlyRun
 from farm.dispatch.request.request import RunOutcome, RunRequest
-from farm.store.view import RunView
+from farm.store.records import RunView
 
 RUN = '[[run]]\nname = "{}"\nsocs = ["SM8650"]\nsuites = ["smoke"]\n'
 FILE = (

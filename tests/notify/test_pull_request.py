@@ -13,7 +13,7 @@ import pytest
 from forge_server import HEAD, TOKEN, ForgeServer, forge_server
 
 from farm.base.errors import UsageError
-from farm.cli.running.reviews import post_review
+from farm.cli.output import post_review
 from farm.dispatch.notify.pull_request import Place, PullRequest, ReviewError, place_of, take_token
 from farm.report.formats.review import NEW, Review
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.policy.estimate import Expected, Work, expect
 from farm.policy.situation import Priority
+from farm.policy.waits import Expected, Work, expect
 
 EIGHT = {"SM8650": 8}
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.policy.reasons import why_waiting
 from farm.policy.sharing import hand_over, share_out
 from farm.policy.situation import (
     Lease,
@@ -25,6 +24,7 @@ from farm.policy.situation import (
     Situation,
     usable,
 )
+from farm.policy.waits import why_waiting
 
 NOW = 1_000_000
 NIGHTLY, PERSON = Priority.NIGHTLY, Priority.PERSON

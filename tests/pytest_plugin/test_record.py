@@ -1,17 +1,26 @@
-"""Reports of pytest -> attempts."""
+"""Recording of tests in the reporting process, from reports of pytest to attempts."""
 
 from __future__ import annotations
 
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from stores import place_store
 
-from farm.dispatch.pytest_plugin.record import FACTS, DeviceFacts, attempt_of, job_of_test
+from farm.dispatch.pytest_plugin.plan import STORE_VARIABLE
+from farm.dispatch.pytest_plugin.record import FACTS, DeviceFacts, SuiteRecorder, attempt_of, job_of_test
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
+from farm.store.records import JobView, RunRecord
+from farm.store.store import open_store
 from farm.store.values import case_column, case_of
+
+# Reports of pytest -> attempts.
 
 
 def test_a_job_is_called_like_its_test() -> None:
@@ -112,3 +121,114 @@ def report(when: str, outcome: str = "passed", text: str | None = None) -> pytes
 def test_the_plugin_loads_no_database_driver() -> None:
     code = "import sys\nimport farm.dispatch.pytest_plugin.plugin\nsys.exit('sqlalchemy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+# Recording of tests in the reporting process, from the reports of several workers.
+
+
+NODEID = "test_net.py::test_relu"
+
+
+class StubWorker:
+    """Worker of xdist, as far as reports know it."""
+
+    _workerinfocache = "[gw0]"
+
+
+def worker_report(worker: object, outcome: str, when: Any = "call", facts: DeviceFacts | None = None) -> Any:
+    """Return a report of a test by a worker."""
+    made: Any = pytest.TestReport(
+        NODEID, ("test_net.py", 1, "test_relu"), {}, outcome, "E" if outcome == "failed" else None, when
+    )  # type: ignore[arg-type]
+    made.node = worker
+    setattr(made, FACTS, (facts or DeviceFacts("", 0)).packed())
+    return made
+
+
+@pytest.fixture
+def run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A run in the store of the reporting process."""
+    place_store(tmp_path / "farm.db")
+    monkeypatch.setenv(STORE_VARIABLE, f"sqlite:///{tmp_path}/farm.db")
+    with open_store(tmp_path / "farm.db") as store:
+        yield store.begin_run(RunRecord("farm pytest", "ada", "bench", {}))
+
+
+def record(folder: Path, run_id: str, reports: list[Any], workers: int, *, ends_early: bool) -> JobView:
+    """Return the job of a test that runs on the devices of all `workers`."""
+    devices = (SimpleNamespace(serial="SM-1", id="SM-1"),)
+    plan: Any = SimpleNamespace(run_id=run_id, files=dict, soc="SM8650", backend="htp", devices=devices)
+    config: Any = SimpleNamespace(getoption=lambda _name, _default: "each", rootpath=folder, stash={})
+    recorder = SuiteRecorder(plan, config)
+    for _ in range(workers):
+        recorder.pytest_xdist_node_collection_finished([NODEID])
+    for one in reports:
+        recorder.pytest_runtest_logreport(one)
+    if ends_early:
+        recorder.pytest_sessionfinish()
+    recorder.pytest_unconfigure()
+    with open_store(folder / "farm.db") as store:
+        [job] = store.runs.view(run_id).jobs
+    return job
+
+
+@pytest.mark.parametrize("outcomes", [("passed", "failed"), ("failed", "passed"), ("passed", "passed")])
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_a_test_of_each_device_fails_if_it_fails_on_any(
+    outcomes: tuple[str, str], *, ends_early: bool, run_id: str, tmp_path: Path
+) -> None:
+    reports = []
+    for outcome in outcomes:
+        worker = StubWorker()
+        reports += [worker_report(worker, outcome), worker_report(worker, "passed", "teardown")]
+    job = record(tmp_path, run_id, reports, 3 if ends_early else 2, ends_early=ends_early)
+    assert job.decisive is not None
+    assert job.decisive.verdict is (Verdict.FAILED if "failed" in outcomes else Verdict.PASSED)
+    assert [one.verdict for one in job.attempts] == [Verdict(outcome) for outcome in sorted(outcomes, reverse=True)]
+
+
+def test_a_failure_under_a_lost_lease_is_not_kept_for_later(
+    run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker, facts = StubWorker(), DeviceFacts("SM-1", 7)
+    reports = [worker_report(worker, "failed", facts=facts), worker_report(worker, "passed", "teardown", facts)]
+    assert not record(tmp_path, run_id, reports, 1, ends_early=True).attempts
+    assert "SM-1: the lease 7 is over: its results are not recorded" in capsys.readouterr().err
+
+
+# Child process that goes on writing without a reader.
+
+
+RELAYING = """
+import subprocess, sys
+from farm.dispatch.pytest_plugin.launch import relayed_output
+
+child = "import sys; [print(n, flush=n == 0) for n in range(20000)]; print('error', file=sys.stderr); sys.exit(7)"
+with relayed_output() as threads:
+    process = subprocess.Popen([sys.executable, "-c", child])
+code = process.wait()
+for thread in threads:
+    thread.join(5)
+sys.exit(code)
+"""
+
+
+def start(stderr: int) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", RELAYING], stdout=subprocess.PIPE, stderr=stderr, text=True)
+
+
+def test_all_that_it_writes_arrives_and_in_one_pipe_in_its_order() -> None:
+    for stderr, out, err in ((subprocess.PIPE, [], "error\n"), (subprocess.STDOUT, ["error"], None)):
+        with start(stderr) as process:
+            found = process.communicate(timeout=60)
+        assert process.returncode == 7
+        assert found[0].split() == [*map(str, range(20000)), *out]
+        assert found[1] == err
+
+
+def test_it_goes_on_and_ends_as_it_would_when_its_reader_has_left() -> None:
+    with start(subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0\n"
+        process.stdout.close()
+        assert process.wait(60) == 7

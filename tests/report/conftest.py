@@ -19,7 +19,7 @@ from farm.results.attempt import (
     Stage,
     Verdict,
 )
-from farm.store.view import CaseResult, DeviceView, JobView, RunView
+from farm.store.records import CaseResult, DeviceView, JobView, RunView
 
 OPERATORS = (
     "add", "amax", "avg_pool2d", "batch_norm", "bmm", "cat", "conv1d", "conv2d", "conv2d_relu", "depthwise_conv2d",

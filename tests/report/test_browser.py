@@ -10,22 +10,20 @@ import msgspec
 import pytest
 from chromium import flaws, keep_screenshot, look, requested, see, violations
 from compare.made import everything
-from report_context import context, with_skipped
+from report_pages import context, with_skipped
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 
 import farm
-from farm.dispatch.nightly.render import render_nightly_run
-from farm.dispatch.nightly.templates import SAMPLE
-from farm.report.html.compare import render_compare
-from farm.report.html.page import render_diff
+from farm.dispatch.nightly.render import SAMPLE, render_nightly_run
+from farm.report.html.page import render_compare, render_diff
 from farm.report.html.page_of_run import render_html
 from farm.report.model.diff import diff_runs
 from farm.results.attempt import Verdict
 from farm.serve.pages.all import PAGES
-from farm.store.view import RunView
+from farm.store.records import RunView
 
 from .conftest import large
 

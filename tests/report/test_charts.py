@@ -7,22 +7,29 @@ from typing import Any
 
 import msgspec
 import pytest
-from report_context import FACTS as TREND_FACTS
-from report_context import alert, series
+from report_pages import FACTS as TREND_FACTS
+from report_pages import alert, series
 
-from farm.devices.health import HealthEvent
+from farm.devices.device import HealthEvent
 from farm.report.html.templates import plot_json, with_links
-from farm.report.model.chart import HEIGHT, WIDTH, Chart, ChartPoint, chart, distributions
-from farm.report.model.drift import drift_of
-from farm.report.model.history import tables
-from farm.report.model.plot import Plot, health_check_plots, plots_of
-from farm.report.model.trends import HEIGHT as TREND_HEIGHT
-from farm.report.model.trends import Trends
-from farm.report.terminal.history import sparkline
+from farm.report.model.chart import (
+    HEIGHT,
+    TREND_HEIGHT,
+    WIDTH,
+    Chart,
+    ChartPoint,
+    Plot,
+    Trends,
+    chart,
+    distributions,
+    health_check_plots,
+    plots_of,
+)
+from farm.report.model.history import drift_of, tables
+from farm.report.terminal.status import sparkline
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.queries.browse import DeviceAttempt
-from farm.store.records import AlertRecord, Background, HistoryPoint, TrendSeries
-from farm.store.view import RunView
+from farm.store.records import AlertRecord, Background, HistoryPoint, RunView, TrendSeries
 
 FACTS = {"f": {"qnn": "2.50", "commit": "a"}, "g": {"qnn": "2.51", "commit": "b"}}
 

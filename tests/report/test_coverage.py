@@ -8,22 +8,21 @@ import pytest
 from msgspec import structs
 
 from farm.base.text import without_colours
-from farm.report.model.coverage.coverage import (
+from farm.report.model.coverage import (
     Coverage,
     CoverageCell,
     CoveredJob,
     MadeOfOthers,
     coverage,
+    facts,
     items_of,
     listed,
     made_of_others,
 )
-from farm.report.model.coverage.query import facts
 from farm.report.model.summary import Outcome
 from farm.report.terminal.coverage import coverage_lines, coverage_markdown
 from farm.results.attempt import Attempt, Stage, Verdict
-from farm.store.records import JobResult
-from farm.store.view import CaseResult
+from farm.store.records import CaseResult, JobResult
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 PRECISIONS = ("8a8w", "16a16w", "16a4w_block", "fp16")

@@ -8,10 +8,10 @@ import pytest
 
 from farm.report.html.page import render_diff
 from farm.report.model.diff import DiffGroup, RunDiff, diff_runs
-from farm.report.terminal.diff import diff_lines
+from farm.report.terminal.compare import diff_lines
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.results.measurements import counted
-from farm.store.view import DeviceView, JobView, RunView, SkipReason
+from farm.store.records import DeviceView, JobView, RunView, SkipReason
 
 from .conftest import make_job, make_run
 

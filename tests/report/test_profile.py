@@ -1,13 +1,247 @@
+"""Profiles, layers and times of generated text as a reader sees them."""
+
 from __future__ import annotations
 
+import base64
+import math
+import re
+from collections.abc import Iterable
+from html import unescape
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
 import pytest
+from chromium import flaws, keep_screenshot, look
+from report_pages import in_full
+from selenium.webdriver.chrome.webdriver import WebDriver
 
+from farm.builds.bundles.bundle import Generation
+from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep, LayerTensor, Score
+from farm.report.formats.layers_csv import CSV_KIND, LayerPlace, shown_places
+from farm.report.formats.run_json import parse_json, render_json
+from farm.report.html.layer_graph import (
+    GRAPH_KIND,
+    HEIGHT,
+    MOST_ROWS,
+    ROW_PITCH,
+    WIDTH,
+    lay_out,
+    layer_graph,
+    shown_graphs,
+)
+from farm.report.html.page_of_run import ReportContext, render_html, write_html
+from farm.report.model.sections import (
+    ROW_LIMITS,
+    SHOWN_JOBS,
+    generation_charts,
+    generation_of,
+    layer_table,
+    operator_tables,
+    row_limit,
+)
+from farm.report.model.summary import summarize
 from farm.report.terminal.profile import change_lines, changes, job_changes, profile_lines
-from farm.results.attempt import OperatorProfile
-from farm.store.records import ProfileRecord
+from farm.report.terminal.run import job_lines, render_summary
+from farm.results.attempt import Attempt, LayerComparison, Measurement, OperatorProfile, Stage, Verdict
+from farm.results.layers import diagnose
+from farm.results.measurements import rate_measurements, time_measurements
+from farm.results.runner_report import Generated, Inference, RunnerReport
+from farm.store.artifacts import ArtifactStore
+from farm.store.records import ArtifactRecord, DeviceView, JobView, ProfileRecord, RunView
+from farm.suites.figures import Direction
+
+from .conftest import run_of
+
+# Profiles and layers as a reader sees them: tables, places and the graph, also with hostile names.
 
 
-def node(name: str, p50: float, unit: str = "cycles", *, call: int = 0, spread: float = 0.1) -> OperatorProfile:
+def node(name: str, p50: float, unit: str = "cycles", share: float = 0.0) -> OperatorProfile:
+    return OperatorProfile(name, "QnnBackend[0]", unit, 3, p50, p50, p50, share)
+
+
+def test_tables_are_by_unit_the_greatest_first_and_say_what_they_leave_out() -> None:
+    rows = [node("a", 1), node("b", 60), node("c", 39), node("call", 5, "ns"), node("whole call: x", 1e9)]
+    cycles, ns = operator_tables(rows, 2)
+    assert ([row.node for row in cycles.rows], cycles.total, cycles.count) == (["b", "c"], 100, 3)
+    assert (cycles.left_out, cycles.left_out_total, cycles.left_out_share) == (1, 1, 0.01)
+    assert (ns.unit, ns.total, ns.left_out) == ("ns", 5, 0)
+    assert operator_tables([node("whole call: x", 1)], 2) == ()
+
+
+def compared(layer: str, step: LayerStep, *, diverges: bool = False) -> LayerComparison:
+    return LayerComparison(layer, "aten.x.default", step, 0.1, 3.0, 0.5, diverges=diverges)
+
+
+def test_the_first_divergence_is_that_of_the_first_layer_and_there_of_the_first_step() -> None:
+    q, c = LayerStep.QUANTIZATION, LayerStep.COMPILER
+    late_first = [compared("a", q), compared("a", c, diverges=True), compared("b", q, diverges=True), compared("b", c)]
+    both = [compared("a", c, diverges=True), compared("a", q, diverges=True)]
+    for layers, first in ((late_first, ("a", c)), (both, ("a", q)), ([compared("a", q)], None)):
+        table = layer_table(layers)
+        assert (table.first and (table.first.layer, table.first.step)) == first
+    assert layer_table(late_first).steps == (q, c)
+    # A layer without a step leaves its place empty.
+    table = layer_table([compared("a", q), compared("b", LayerStep.DEVICE)])
+    assert [[one is not None for one in row.steps] for row in table.rows] == [[True, False], [False, True]]
+
+
+def test_a_page_has_profiles_and_heap_counters_where_there_are_some(example_run: RunView, inside_run: RunView) -> None:
+    assert "profiles-h" not in render_html(example_run)
+    html = unescape(render_html(inside_run))
+    for text in (
+        "382,800 cycles in 8 rows", "in 5 of 6 inferences", "QNN (execute) time in QnnBackend[0]",
+        "host time of a simulator: not comparable with hardware", "dsp_heap_before", "928,212 bytes",
+    ):  # fmt: skip
+        assert text in html
+
+
+def test_profiles_and_layers_come_back_from_json(inside_run: RunView, hostile_run: RunView) -> None:
+    assert parse_json(render_json(inside_run)) == inside_run
+    back = parse_json(render_json(hostile_run))
+    (row, _) = back.jobs[0].attempts[0].operators
+    assert math.isnan(row.p50)
+    assert row.least == -math.inf
+
+
+def test_a_large_run_of_profiles_stays_small_and_says_what_is_missing() -> None:
+    assert row_limit(1) == ROW_LIMITS[1]
+    assert ROW_LIMITS[0] < row_limit(300) == row_limit(100_000) <= ROW_LIMITS[1]
+    operators = tuple(node(f"aten_convolution_default_{n}:OpId_{n}", 1000.0 - n, share=0.005) for n in range(60))
+    attempt = Attempt("j", Verdict.PASSED, Stage.DONE, "", "virtual-SM8650-0", operators=operators)
+    html = render_html(run_of(*[(attempt,)] * (SHOWN_JOBS + 7)))
+    assert "7 more are not here" in unescape(html)
+    assert html.count('class="card inside') == SHOWN_JOBS
+    assert len(html) < 6_000_000
+
+
+EVIL = "<script>window.pwned=1</script>"
+
+
+def test_each_layer_has_its_place_and_operators(inside_run: RunView) -> None:
+    job, layer = next((job.id, job.decisive.layers[0].layer) for job in inside_run.jobs if job.decisive.layers)
+    place = LayerPlace("body.conv", f"net.py:7 {EVIL}", "aten.conv2d.default", f"{layer}@0")
+    html = render_html(inside_run, ReportContext(places={job: {layer: place}}))
+    [row] = [row for row in re.findall(r"<tr.*?</tr>", html, re.DOTALL) if f"{layer}@0" in row]
+    for text in ("<td>1</td>", "body.conv", "net.py:7 &lt;script&gt;", "aten.conv2d.default"):
+        assert text in row
+    assert EVIL not in html
+    assert "ahead of time" in html
+    assert "ahead of time" not in render_html(inside_run)
+
+
+def test_places_are_read_of_files_that_are_here_and_not_too_large(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    text = b"layer,module,source,exported,ran\nconv,body,net.py:7,aten.conv2d.default,conv@0\n"
+    kept, older = store.put(text), store.put(b"layer,operator\nconv,aten\n")
+    records = {
+        "j": [ArtifactRecord(kept, len(text), CSV_KIND)],
+        "older": [ArtifactRecord(older, 9, CSV_KIND)],
+        "gone": [ArtifactRecord("0" * 64, 9, CSV_KIND)],
+        "large": [ArtifactRecord(kept, 1 << 30, CSV_KIND)],
+    }
+    assert shown_places(records, store) == {
+        "j": {"conv": LayerPlace("body", "net.py:7", "aten.conv2d.default", "conv@0")}, "older": {},
+    }  # fmt: skip
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def layer(name: str, *inputs: str, db: float = 41.0, operator: str = "aten.add.Tensor") -> Layer:
+    gaps = {LayerStep.COMPILER: Gap(1e-5, db, 0.99, 20.0)}
+    return Layer(name, operator, inputs, gaps, None, LayerTensor(1, None, 0, (1, 8), "uint8", 0.1, 3))
+
+
+def drawn(layers: list[Layer]) -> ElementTree.Element:
+    return ElementTree.fromstring(layer_graph(layers, diagnose(layers)))  # noqa: S314 - made right here
+
+
+def transformer(blocks: int) -> dict[str, list[str]]:
+    """Blocks with a way around them, heads beside each other, and a mask that all of them read."""
+    reads: dict[str, list[str]] = {"mask": [], "x0": []}
+    for block in range(blocks):
+        heads = [f"head{block}_{number}" for number in range(4)]
+        reads[f"norm{block}"] = [f"x{block}"]
+        reads |= {head: [f"norm{block}", "mask"] for head in heads}
+        reads[f"cat{block}"] = heads
+        reads[f"mlp{block}"] = [f"cat{block}"]
+        reads[f"x{block + 1}"] = [f"mlp{block}", f"x{block}"]
+    return reads
+
+
+def test_three_hundred_layers_stand_apart_each_below_what_it_reads_and_connected_with_it_or_names_it() -> None:
+    reads = transformer(38)
+    layout = lay_out(reads)
+    assert len(layout.boxes) > 300
+    assert layout == lay_out(reads)
+    assert max(x for x, _ in layout.boxes.values()) + WIDTH < 2000, "it fits a screen"
+    for (x, y), (other, other_y) in combinations(layout.boxes.values(), 2):
+        assert y != other_y or abs(x - other) >= WIDTH
+    lines = {tuple((round(x, 3), y) for x, y in (line[0], line[-1])) for line in layout.lines}
+    for name, sources in reads.items():
+        x, y = layout.boxes[name]
+        for source in sources:
+            above_x, above_y = layout.boxes[source]
+            assert above_y < y
+            begin = (round(above_x + WIDTH / 2, 3), above_y + HEIGHT)
+            assert ((begin, (round(x + WIDTH / 2, 3), y)) in lines) != (source in layout.named.get(name, []))
+    for line in layout.lines:
+        for x, y in line[1:-1]:
+            assert all(x > box_x + WIDTH for box_x, box_y in layout.boxes.values() if box_y <= y <= box_y + HEIGHT)
+    # A line that would cross the whole graph is replaced by a name.
+    assert layout.named["head37_0"] == ["mask"]
+    longest = MOST_ROWS * ROW_PITCH
+    assert all(last[1] - first[1] <= longest for first, last in lines)
+
+
+def test_a_layer_that_diverges_is_seen_and_the_others_have_their_colour() -> None:
+    valid = Gap(0.1, 3.0, 0.9, scores={"cos": Score(0.97, True)})
+    layers = [
+        Layer("x", INPUT, (), {}), layer("good", "x"), layer("wrong", "good", db=9.0),
+        Layer("judged", "aten.relu.default", ("wrong",), {LayerStep.DEVICE: valid}),
+        layer("equal", "judged", db=math.inf),
+    ]  # fmt: skip
+    root = drawn(layers)
+    groups = {
+        group.findtext(f"{SVG}text"): group for group in root.iter(f"{SVG}g") if group.find(f"{SVG}title") is not None
+    }
+    hues = {name: group[1].get("fill", "") for name, group in groups.items()}
+    assert hues["good"] == hues["equal"] == hues["judged"]
+    assert hues["wrong"].startswith("hsl(0 ")
+    assert not hues["x"].startswith("hsl")
+    assert [name for name, group in groups.items() if group[1].get("stroke-width")] == ["wrong"]
+    # Figures of a user's comparator are marked apart from farm's own figures, also with equal names.
+    assert "cosine 0.9, MSE 0.1, metric cos 0.97" in (groups["judged"].findtext(f"{SVG}title") or "")
+    words = " ".join(" ".join(text.text or "" for text in root.iter(f"{SVG}text")).split())
+    for shown in ("C 9.0 dB ✗ compiler", "uint8 1x8 #0", "D cos 0.97", "not compared", "C equal"):
+        assert shown in words
+    for few in ([], [layer("alone")]):
+        assert drawn(few).tag == f"{SVG}svg"
+
+
+def test_names_are_text_whatever_is_in_them() -> None:
+    name = "</text><script>alert('x')</script>&\x00\x1b[31m\u202e"
+    layers = [layer(name, operator="<image href='javascript:x'/>"), layer("b", name)]
+    root = drawn(layers)
+    assert {element.tag.removeprefix(SVG) for element in root.iter()} == {
+        "svg", "g", "rect", "text", "title", "polyline", "polygon", "marker",
+    }  # fmt: skip
+    assert any("<script>" in (text.text or "") for text in root.iter(f"{SVG}text"))
+
+
+def test_a_page_shows_a_graph_as_an_image_which_runs_no_script(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path)
+    hostile = b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
+    kept = ArtifactRecord(store.put(hostile), len(hostile), GRAPH_KIND)
+    elsewhere = ArtifactRecord("0" * 64, 10, GRAPH_KIND)
+    other = ArtifactRecord(store.put(b"cycles"), 6, "etdump")
+    shown = shown_graphs({"job": [other, kept], "gone": [elsewhere]}, store)
+    assert shown == {"job": "data:image/svg+xml;base64," + base64.b64encode(hostile).decode()}
+
+
+def profile_node(name: str, p50: float, unit: str = "cycles", *, call: int = 0, spread: float = 0.1) -> OperatorProfile:
     delegate = f"QnnBackend[{call}]"
     return OperatorProfile(name, delegate, unit, 6, p50, p50 * (1 - spread), p50 * (1 + spread), 0.25)
 
@@ -16,17 +250,41 @@ def node(name: str, p50: float, unit: str = "cycles", *, call: int = 0, spread: 
     ("before", "after", "paired"),
     [
         (
-            [node("a", 1), node("a", 2), node("b", 3), node("a", 4, call=1), node("a", 5, "us")],
-            [node("b", 30), node("a", 10), node("a", 20), node("a", 40, call=1), node("a", 50, "us")],
+            [
+                profile_node("a", 1),
+                profile_node("a", 2),
+                profile_node("b", 3),
+                profile_node("a", 4, call=1),
+                profile_node("a", 5, "us"),
+            ],
+            [
+                profile_node("b", 30),
+                profile_node("a", 10),
+                profile_node("a", 20),
+                profile_node("a", 40, call=1),
+                profile_node("a", 50, "us"),
+            ],
             [("b", 3, 30), ("a", 1, 10), ("a", 2, 20), ("a", 4, 40), ("a", 5, 50)],
         ),
         # A node with another number of QNN is the same node.
         (
-            [node("aten_relu_default:OpId_29", 10), node("Input OpId_2", 1), node("kept:OpId_7", 5)],
-            [node("aten_relu_default:OpId_31", 20), node("Input OpId_4", 2), node("kept:OpId_7", 6)],
+            [
+                profile_node("aten_relu_default:OpId_29", 10),
+                profile_node("Input OpId_2", 1),
+                profile_node("kept:OpId_7", 5),
+            ],
+            [
+                profile_node("aten_relu_default:OpId_31", 20),
+                profile_node("Input OpId_4", 2),
+                profile_node("kept:OpId_7", 6),
+            ],
             [("aten_relu_default:OpId_31", 10, 20), ("Input OpId_4", 1, 2), ("kept:OpId_7", 5, 6)],
         ),
-        ([node("x", 1), node("y", 2)], [node("y", 2), node("z", 3)], [("y", 2, 2), ("z", None, 3), ("x", 1, None)]),
+        (
+            [profile_node("x", 1), profile_node("y", 2)],
+            [profile_node("y", 2), profile_node("z", 3)],
+            [("y", 2, 2), ("z", None, 3), ("x", 1, None)],
+        ),
     ],
 )
 def test_nodes_are_paired_by_name_and_the_nth_with_the_nth(
@@ -38,12 +296,17 @@ def test_nodes_are_paired_by_name_and_the_nth_with_the_nth(
 
 def test_ranges_that_overlap_are_not_told_apart() -> None:
     for before, after, distinct, ratio in ((100, 115, False, 1.15), (100, 150, True, 1.5), (0, 7, True, None)):
-        (change,) = changes([node("a", before)], [node("a", after)])
+        (change,) = changes([profile_node("a", before)], [profile_node("a", after)])
         assert (change.is_distinct, change.ratio) == (distinct, ratio)
 
 
-LONG = node("quantized_decomposed_quantize_per_tensor_default:OpId_" + "1" * 60, 9e12)
-ROWS = [node("small", 1.0), LONG, node("DELEGATE_CALL", 5e9, "ns"), node("whole call: QNN (execute) time", 12.0, "us")]
+LONG = profile_node("quantized_decomposed_quantize_per_tensor_default:OpId_" + "1" * 60, 9e12)
+ROWS = [
+    profile_node("small", 1.0),
+    LONG,
+    profile_node("DELEGATE_CALL", 5e9, "ns"),
+    profile_node("whole call: QNN (execute) time", 12.0, "us"),
+]
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -54,11 +317,11 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_a_table_is_sorted_by_share_and_says_what_it_leaves_out() -> None:
-    lines = profile_lines([node(f"n{n}", n) for n in range(1, 7)], 2)
+    lines = profile_lines([profile_node(f"n{n}", n) for n in range(1, 7)], 2)
     assert [line.split()[0] for line in lines] == ["node", "n6", "n5", "4", "all"]
     assert lines[3].split() == ["4", "more", "10", "47.6%"]
     assert lines[-1].split() == ["all", "6", "21"]
-    lines = profile_lines([*ROWS, node("\x1b[31mred\u202e", 1)], 20)
+    lines = profile_lines([*ROWS, profile_node("\x1b[31mred\u202e", 1)], 20)
     assert "  totals of whole calls, from the delegate" in lines[-2], "which are in no sum"
     assert lines[-1].split() == ["QNN", "(execute)", "time", "QnnBackend[0]", "12", "us"]
     assert "\x1b" not in "".join(lines)
@@ -68,7 +331,7 @@ def record(**changes: object) -> ProfileRecord:
     facts: dict[str, object] = {
         "job_id": "s/c[x]", "backend": "htp", "run_id": "before", "time_ms": 1, "facts": {"qnn": "2.50", "farm": "1"},
         "case_version": "v", "device": "phone-1", "device_kind": "hardware", "verdict": "passed",
-        "operators": (node("a", 1),), "artifacts": (),
+        "operators": (profile_node("a", 1),), "artifacts": (),
     }  # fmt: skip
     return ProfileRecord(**{**facts, **changes})  # type: ignore[arg-type]
 
@@ -112,9 +375,219 @@ def test_what_cannot_be_compared_is_refused() -> None:
     for changed, reason in (
         ({"device_kind": "virtual"}, "before on hardware device, after on virtual device"),
         ({"operators": ()}, "kept files of it, but no rows"),
-        ({"operators": (node("a", 1, "us"),)}, "no unit in common"),
+        ({"operators": (profile_node("a", 1, "us"),)}, "no unit in common"),
     ):
         (one,) = job_changes([record()], [record(**changed)])
         assert one.refused
         assert reason in one.refused
         assert one.nodes == ()
+
+
+# Times of programs that generate text, in the terminal, for a job and on the page.
+
+
+PROMPTS = (5, 40, 96)
+PLAIN = "conv2d"
+
+
+def generated(line: int, step_us: float, steps: int = 16) -> Generated:
+    """A prompt whose steps get slower with their position, by a fifth over the context."""
+    prompt = PROMPTS[line]
+    each = tuple(int(1000 * step_us * (1 + (prompt + n) / 640)) for n in range(steps))
+    first = int(1000 * (9_000 + 310 * prompt))
+    whole = first + sum(each) + 4_500 * steps
+    return Generated(line, prompt, tuple(range(steps + 1)), (first - 2_000,), each, first, whole)
+
+
+def story(name: str, device: str, *, rounds: int = 1, hot: bool = False) -> JobView:
+    """Return a job; with several rounds, its rate fell by a fifth as the device got warm."""
+    made = [
+        generated(line, 13_000 * (1 + 0.2 * min(1.0, 1.5 * number / rounds)))
+        for number in range(rounds)
+        for line in range(len(PROMPTS))
+    ]
+    loads = {"kv_forward": 21_300_000, "prefill_forward": 34_800_000}
+    inferences = tuple(Inference(one.line, one.steps_ns) for one in made[: len(PROMPTS)])
+    report = RunnerReport(
+        1, True, 0, inferences=inferences, generated=tuple(made), method_loads_ns=loads, load_ns=61_000_000,
+        peak_memory_bytes=512 << 20,
+    )  # fmt: skip
+    what = Generation("hybrid", 128, 32, 1, 2, 256, 16, 17, prompt_tokens=PROMPTS)
+    measured = (*time_measurements(report), *rate_measurements(what, report))
+    if hot:
+        warm = tuple(31.0 + 7.5 * (1 - math.exp(-n / 4)) for n in range(14))
+        measured += (Measurement("temperature", "C", Direction.NONE, (*warm, warm[-1] - 0.4)),)
+    job = f"llm_tiny/{name}[SM8650-htp-16a8w]"
+    attempt = Attempt(job, Verdict.PASSED, Stage.DONE, "", device, 1_764_000_000_000, 71.2, measurements=measured)
+    return JobView(job, "llm_tiny", name, "SM8650", "htp", "16a8w", (attempt,), decisive_attempt=1)
+
+
+def generating_run(*jobs: JobView, kind: str = "hardware", seconds: int | None = None) -> RunView:
+    device = DeviceView("R5CT-1", "SM8650", kind, "build", len(jobs), 80.0)
+    facts = {"qnn": "2.51.0"} | ({"seconds": str(seconds)} if seconds else {})
+    start = 1_764_000_000_000
+    command = f"farm run --seconds {seconds}" if seconds else "farm run"
+    return RunView("run-1", command, start, start + 90_000, 0, "ada", "attic", facts, (device,), jobs)
+
+
+@pytest.fixture(scope="module")
+def phone() -> RunView:
+    """A sustained run on hardware."""
+    return generating_run(story("llama_hybrid", "R5CT-1", rounds=40, hot=True), seconds=60)
+
+
+@pytest.fixture(scope="module")
+def simulated() -> RunView:
+    """Ordinary run on a virtual device, with a job that generates text and a plain job."""
+    latency = Measurement("latency", "ns", Direction.LOWER, (5e6,))
+    attempt = Attempt(PLAIN, Verdict.PASSED, Stage.DONE, "", "R5CT-1", measurements=(latency,))
+    plain = JobView(PLAIN, "smoke", "conv2d", "SM8650", "htp", "8a8w", (attempt,), decisive_attempt=1)
+    return generating_run(story("llama_kv", "R5CT-1"), plain, kind="virtual")
+
+
+def shown(view: RunView) -> str:
+    """Return the lines of 'farm show' about the first job."""
+    return "\n".join(job_lines(summarize(view), summarize(view).jobs[0], (), {}))
+
+
+def with_figures(*figures: Measurement, alone: bool = False) -> RunView:
+    """Return a run with more figures of its job, or with these alone."""
+    job = story("llama", "R5CT-1")
+    [attempt] = job.attempts
+    attempt = msgspec.structs.replace(attempt, measurements=figures if alone else (*attempt.measurements, *figures))
+    return generating_run(msgspec.structs.replace(job, attempts=(attempt,)))
+
+
+def require_all(words: Iterable[str], text: str) -> None:
+    assert [one for one in words if one not in text] == []
+
+
+def test_a_run_says_in_its_last_lines_what_generating_took(phone: RunView, simulated: RunView) -> None:
+    text = " ".join(render_summary(phone, 100).split())
+    rates = "decode 71.6 tokens/s; prefill 1,869 tokens/s"
+    assert f"generated: llm_tiny/llama_hybrid[SM8650-htp-16a8w]: {rates}" in text
+    lines = render_summary(simulated, 60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "generated, simulated: llm_tiny/llama_kv[SM8650-htp-16a8w]:" in lines
+    assert "conv2d" not in "".join(lines)
+
+
+def test_a_job_is_shown_with_its_curves(phone: RunView, simulated: RunView) -> None:
+    text = shown(phone)
+    require_all((
+        "  generation\n", "first token ▁▄█ 10.55 to 38.76 ms, prompts of 5, 40, 96 tokens", "ms, positions 0 to 111",
+        "decode rate █", "tokens/s, over 60 s", "temperature ▁", "kv_forward loaded in 21.30 ms", "31.0 to 38.2 C",
+        "run it again:\n  farm run --soc SM8650 --suite llm_tiny --seconds 60 -k",
+    ), text)  # fmt: skip
+    require_all((
+        "first token 10.55 ms after 5 tokens, 21.40 ms after 40, 38.76 ms after 96", "512 MiB of memory at most",
+        "step p50 13.96, p90 15.17, p99 15.25 ms", "rate -15.2 % after 60 s",
+    ), " ".join(text.split()))  # fmt: skip
+    text = shown(simulated)
+    assert "  generation, simulated: host time of a simulator\n" in text
+    assert "--seconds" not in text
+    assert "over" not in text.partition("generation")[2].partition("loaded")[0]
+
+
+def test_a_page_has_rates_and_curves_of_what_generates_alone(phone: RunView, simulated: RunView) -> None:
+    html = unescape(render_html(phone))
+    require_all((
+        '<a href="#generation">Generation <b>1</b></a>', "-15.2 % after 60 s", "<span>0 s</span><span>60 s</span>",
+        '<a class="tag" href="#g0">rates</a>', "<figcaption>time to first token, by tokens of the prompt",
+        "<figcaption>decode rate, over time", "<figcaption>temperature, over time",
+    ), html)  # fmt: skip
+    assert "simulated" not in html
+    html = unescape(in_full(render_html(simulated)))
+    assert html.count('<span class="tag virtual">simulated</span>') == 2, "in the table, and at its curves"
+    assert "simulated: host time of a simulator, not comparable with hardware" in html
+    assert "temperature, over time" not in html
+    assert 'id="g1"' not in html
+    assert "generation-h" not in render_html(msgspec.structs.replace(simulated, jobs=simulated.jobs[1:]))
+
+
+def test_how_near_it_came_is_that_of_the_worst_prompt_and_output() -> None:
+    higher = Direction.HIGHER
+    view = with_figures(
+        Measurement("sqnr_quantized[0]", "dB", higher, (73.3, 74.6)),
+        Measurement("sqnr_quantized[1]", "dB", higher, (74.0, 60.25)),
+        Measurement("worst_position_quantized[0]", "dB", higher, (68.7, 69.3)),
+        Measurement("sqnr_fp32[0]", "dB", higher, (47.4, math.nan)),
+        Measurement("prefill_quantized[0]", "dB", higher, (math.inf, math.inf)),
+        Measurement("perplexity_ratio_quantized[0]", "1", Direction.LOWER, (1.0, 1.00404)),
+        Measurement("same_tokens_quantized", "1", higher, (1.0, 1.0)),
+        Measurement("same_tokens_fp32", "1", higher, (0.125, 1.0)),
+        Measurement("margin_fp32[0]", "1", higher, (1.0, 0.99679)),
+    )
+    require_all((
+        "60.2 dB to the quantized module, 68.7 dB at the worst position 47.4 dB to FP32 prefill equal to decode",
+        "tokens 100.0 % as the quantized module, 56.2 % as FP32 least margin 0.997",
+    ), " ".join(shown(view).split()))  # fmt: skip
+    numbers = '<td class="n">60.2</td><td class="n">68.7</td><td class="n">47.4</td>'
+    require_all((numbers, "1.004040", "0.996790", "∞"), unescape(render_html(view)))
+
+
+def test_a_text_and_a_task_that_were_told_stand_beside_those_of_references() -> None:
+    lower, higher = Direction.LOWER, Direction.HIGHER
+    view = with_figures(
+        Measurement("perplexity[0]", "tokens", lower, (261.4,)),
+        Measurement("perplexity_quantized[0]", "tokens", lower, (261.5,)),
+        Measurement("greedy_share[0]", "1", higher, (0.01,)),
+        Measurement("sqnr_quantized[0]", "dB", higher, (91.9, 95.0)),
+        Measurement("accuracy[acc]", "1", higher, (0.375,)),
+        Measurement("accuracy_quantized[acc]", "1", higher, (0.5,)),
+        Measurement("accuracy_fp32[acc]", "1", higher, (0.25,)),
+        Measurement("questions", "count", Direction.NONE, (8.0,)),
+        Measurement("accuracy[acc_norm]", "1", higher, (math.nan,)),
+        Measurement("prefill_rate", "tokens/s", higher, (100.0,)),
+        # A single token after a prompt has no step.
+        Measurement("latency", "ns", lower, (1e6, 2e6)),
+        alone=True,
+    )
+    text = " ".join(render_summary(view, 100).split())
+    expected = "perplexity 261.4 (the quantized module 261.5); acc 3 (the quantized module 4, FP32 2) of 8 right"
+    assert expected in text
+    assert "step p50" not in text
+    require_all(expected.split("; "), unescape(render_html(view)))
+
+
+def test_numbers_that_cannot_be_are_left_out() -> None:
+    odd = [
+        Measurement(metric, "", Direction.NONE, (value,))
+        for metric, value in (("decode_rate", math.nan), ("first_token_time[x]", 1.0), ("first_token_time[²]", 1.0),
+                              ("step_time[1-]", 1.0), ("latency", math.inf))
+    ]  # fmt: skip
+    attempt = Attempt("j", Verdict.PASSED, Stage.DONE, "", measurements=tuple(odd))
+    found = generation_of(attempt, {"seconds": "9" * 99})
+    assert found is not None
+    assert (found.decode, found.prompts, found.positions, found.steps, found.seconds) == (None, (), (), None, None)
+    assert generation_charts(found) == ()
+    assert generation_of(Attempt("j", Verdict.PASSED, Stage.DONE, ""), {}) is None
+
+
+def test_what_a_device_calls_its_methods_is_text() -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    report = RunnerReport(1, True, 0, generated=(generated(0, 9_000),), method_loads_ns={evil: 5, "m" * 65: 5})
+    what = Generation("kv", 128, 0, 1, 2, 256, 16, 17, prompt_tokens=(5,))
+    figures = rate_measurements(what, report)
+    assert [one.metric for one in figures if "load" in one.metric] == [f"method_load_time[{evil}]"]
+    view = with_figures(*figures, alone=True)
+    page = in_full(render_html(view))
+    assert "&lt;img src=x" in page
+    assert "<img" not in page
+    assert f"{evil} loaded in" in shown(view)
+    many = msgspec.structs.replace(report, method_loads_ns={f"method {n}": 5 for n in range(1000)})
+    assert sum("load" in one.metric for one in rate_measurements(what, many)) == 16
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1366)])
+def test_the_section_fits_a_phone_and_a_screen(
+    browser: WebDriver, phone: RunView, simulated: RunView, tmp_path: Path, scheme: str, width: int
+) -> None:
+    for view, name in ((phone, "phone"), (simulated, "virtual")):
+        page = tmp_path / f"{name}.html"
+        write_html(view, page)
+        look(browser, page, "#generation", scheme=scheme, width=width)
+        browser.execute_script("document.querySelectorAll('#generation details').forEach(one => one.open = true)")
+        keep_screenshot(browser, tmp_path, f"generation-{name}-{scheme}-{width}")
+        assert not flaws(browser)

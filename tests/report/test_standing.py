@@ -1,39 +1,62 @@
-"""State of runs and jobs with the next step: grid, review, triage, and printed commands."""
+"""State of runs and jobs with the next step, toolchains and commits."""
 
 from __future__ import annotations
 
 import math
 import shlex
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from report_context import alert, context, status, with_skipped
-from report_pages import unpacked
+from report_pages import alert, context, status, unpacked, with_skipped
 
 from farm.base.errors import FIRST_RUN, UsageError
-from farm.dispatch.nightly.render import nightly_review
-from farm.dispatch.nightly.templates import SAMPLE
+from farm.dispatch.nightly.render import SAMPLE, nightly_review
 from farm.dispatch.pool.inventory import resolve_device
 from farm.report.formats.review import FAILING_BEFORE, NEW, NOT_YOURS, REGRESSED, review_markdown, run_review
-from farm.report.html.page_of_run import ReportContext, artifact_links, render_html
+from farm.report.formats.run_json import parse_json, render_json
+from farm.report.html.page_of_run import ReportContext, artifact_links, render_html, triage
 from farm.report.html.templates import cells_markup
-from farm.report.html.triage import triage
-from farm.report.model.alerts import alert_change
+from farm.report.model.diff import diff_runs
 from farm.report.model.grid import events_of, may_be_flaky, nightly_runs_of, rows_of, standing_of
-from farm.report.model.rerun import rerun_command, ways_again
-from farm.report.model.status import SickDevice, Standing, run_standing, standing, status_of
-from farm.report.model.summary import summarize
+from farm.report.model.status import (
+    SickDevice,
+    Standing,
+    alert_change,
+    commit_link,
+    range_link,
+    run_standing,
+    standing,
+    status_of,
+    toolchain_text,
+)
+from farm.report.model.summary import rerun_command, summarize, ways_again
+from farm.report.terminal.compare import diff_lines
+from farm.report.terminal.run import render_summary
 from farm.report.terminal.status import status_lines
-from farm.results.analysis.flakiness import Record, Reliability
+from farm.results.analysis.history import Record, Reliability
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.artifacts import ArtifactStore
 from farm.store.queries.grid import GridJob, NightlyCell, NightlyRun
-from farm.store.records import Background, Before, JobFile, JobStatus, RunStatus, UnfinishedRun
+from farm.store.records import (
+    Background,
+    Before,
+    JobFile,
+    JobStatus,
+    JobView,
+    RunCommit,
+    RunStatus,
+    RunToolchain,
+    RunView,
+    UnfinishedRun,
+)
 from farm.store.store import open_store
-from farm.store.view import JobView, RunToolchain, RunView
 
 from .conftest import make_job, make_run
+
+# State of runs and jobs with the next step: grid, review, triage, and printed commands.
+
 
 NOW = 1_795_225_501_000
 DAY = 86_400_000
@@ -342,3 +365,84 @@ def test_a_virtual_device_of_a_run_is_known_to_be_gone(tmp_path: Path) -> None:
         pytest.raises(UsageError, match="unknown device 'virtual-SM8650-0' .*a virtual device of a run ends with it"),
     ):
         resolve_device(store, "virtual-SM8650-0")
+
+
+# Toolchain of a run on pages and in the terminal, with links to web addresses alone.
+
+
+OLD_COMMIT, NEW_COMMIT = "a" * 40, "b" * 40
+URL = "https://github.com/pytorch/executorch/commit/{commit}"
+MAIN = RunToolchain(
+    "main", "main", commit=NEW_COMMIT, git_branch="main", subject="Fix <b>pad</b>", before=OLD_COMMIT,
+    since=(RunCommit(NEW_COMMIT, "Fix <b>pad</b>"), RunCommit("c" * 40, "Add \x1b[31msoftmax")), more=3, commit_url=URL,
+)  # fmt: skip
+
+
+def view_of(**toolchain: Any) -> RunView:
+    """Return a run without jobs, with changes of its toolchain."""
+    return make_run((), (), toolchain=msgspec.structs.replace(MAIN, **toolchain))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "", "https://example.org/", "javascript:alert('{commit}')", "JAVASCRIPT://x/%0aalert('{commit}')",
+        "data:text/html,{commit}", "file:///etc/{commit}", "//example.org/{commit}", "https:///{commit}",
+        "https://exa mple.org/{commit}", "https://[bad/{commit}", "https://ada:secret@example.org/{commit}",
+        "https://example.org\\@evil.example/{commit}", "https://example.org/\u202e{commit}",
+    ],
+)  # fmt: skip
+def test_only_a_web_address_is_a_link(template: str) -> None:
+    assert commit_link(template, NEW_COMMIT) == ""
+    page = render_html(view_of(commit_url=template))
+    assert 'rel="noreferrer"' not in page
+    assert NEW_COMMIT[:10] in page
+
+
+def test_a_commit_is_a_hash() -> None:
+    assert commit_link(URL, NEW_COMMIT) == f"https://github.com/pytorch/executorch/commit/{NEW_COMMIT}"
+    assert commit_link(URL, '"><script>') == ""
+    assert commit_link(URL, "../../login") == ""
+    assert (
+        range_link(URL, OLD_COMMIT, NEW_COMMIT)
+        == f"https://github.com/pytorch/executorch/compare/{OLD_COMMIT}...{NEW_COMMIT}"
+    )
+    assert range_link(URL, NEW_COMMIT, NEW_COMMIT) == range_link(URL, "", NEW_COMMIT) == ""
+    assert range_link("https://git.example/?c={commit}", OLD_COMMIT, NEW_COMMIT) == ""
+
+
+def test_the_page_of_a_run_names_its_commit_and_those_since_the_line_s_run_before() -> None:
+    page = render_html(view_of())
+    for text in (
+        f'<a href="https://github.com/pytorch/executorch/commit/{NEW_COMMIT}"',
+        f'<a href="https://github.com/pytorch/executorch/compare/{OLD_COMMIT}...{NEW_COMMIT}"',
+        "5 new commits since the previous run of its branch", "Fix &lt;b&gt;pad&lt;/b&gt;",
+    ):  # fmt: skip
+        assert text in page
+    for text in ("<b>pad", "\x1b", "PRIVATE"):
+        assert text not in page
+    page = render_html(view_of(private=True, dirty=True, branch="release", git_branch="fix/pad"))
+    for text in (
+        "PRIVATE", "Compared with branch release and not part of its history", "<strong>dirty</strong>", "on fix/pad",
+    ):  # fmt: skip
+        assert text in page
+
+
+def test_the_terminal_and_json_say_it_and_a_run_without_a_known_toolchain_says_nothing() -> None:
+    view = view_of()
+    shown = " ".join(render_summary(view, 100).split())
+    assert "main, commit bbbbbbbbbb on branch main: Fix <b>pad</b>" in shown
+    assert "5 new commits since the previous run of its branch" in shown
+    assert parse_json(render_json(view)).toolchain == MAIN
+    plain = msgspec.structs.replace(view, toolchain=msgspec.UNSET)
+    assert "toolchain" not in msgspec.json.decode(render_json(plain))
+    assert "Toolchain" not in render_html(plain)
+    assert toolchain_text(plain.toolchain) == ""
+
+
+def test_two_runs_lead_to_the_commits_between_them() -> None:
+    before, after = view_of(commit=OLD_COMMIT), view_of()
+    diff = diff_runs(before, after)
+    assert diff.commits_url == f"https://github.com/pytorch/executorch/compare/{OLD_COMMIT}...{NEW_COMMIT}"
+    assert diff_lines(diff, 5, 60)[-1] == f"commits: {diff.commits_url}"
+    assert not diff_runs(before, before).commits_url

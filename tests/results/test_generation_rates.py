@@ -8,7 +8,7 @@ import pytest
 
 from farm.builds.bundles.bundle import Generation
 from farm.results.attempt import Measurement
-from farm.results.generation_rates import WINDOWS, rate_measurements, stretch
+from farm.results.measurements import WINDOWS, rate_measurements, stretch
 from farm.results.runner_report import Generated, RunnerReport
 from farm.suites.figures import Direction
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from farm.builds.bundles.bundle import Bundle, Constant, Manifest, TensorSpec
-from farm.devices.health import Event, Health, HealthMark, next_health
+from farm.devices.device import Event, Health, HealthMark, next_health
 from farm.policy.retries import Classification, classify, tried
 from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
 from farm.results.judge import build_failure, not_simulated

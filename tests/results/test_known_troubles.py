@@ -11,9 +11,9 @@ import pytest
 from farm.base.text import REASON_LIMIT
 from farm.policy.retries import classify, tried
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
-from farm.results.dsp_trouble import explain_by_logs, explain_ending, known_trouble
 from farm.results.judge import build_failure
 from farm.results.known_troubles import TROUBLES, Party, Retry
+from farm.results.outcome import explain_by_logs, explain_ending, known_trouble
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 REFUSED = failed(Stage.LOAD, "load: Loading of method forward failed", Cause.REFUSED)

@@ -23,14 +23,13 @@ from farm.base.config.settings import load_config
 from farm.base.errors import UnknownNameError, UsageError
 from farm.builds.compile.debug.protocol import DebugReply
 from farm.builds.program.layers import Gap, Layer, LayerStep
-from farm.dispatch.request.resume import leave_intent
+from farm.dispatch.request.records import leave_intent
 from farm.replay.debug import DebugOutcome, DebugRequest, debug, job_to_debug, verdict_of
 from farm.replay.stored_result import find_recorded_job
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.artifacts import ArtifactStore
-from farm.store.records import RunRecord
+from farm.store.records import RunRecord, RunView
 from farm.store.store import open_store
-from farm.store.view import RunView
 
 
 @pytest.fixture
@@ -220,7 +219,7 @@ class CompilerStub:
 
 @pytest.fixture
 def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, RunView]]:
-    monkeypatch.setattr("farm.builds.compile.debug.process.DebugProcess", CompilerStub)
+    monkeypatch.setattr("farm.builds.compile.debug.protocol.DebugProcess", CompilerStub)
     monkeypatch.setattr(CompilerStub, "limits_s", [])
 
     def run(reply: DebugReply, until_s: float) -> tuple[int, RunView]:

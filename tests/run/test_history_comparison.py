@@ -16,7 +16,7 @@ from farm.dispatch.history_comparison import changed_programs, compare_with_hist
 from farm.numbers.regressions import baseline
 from farm.replay.stored_result import StoredResult
 from farm.results.analysis.history import Point
-from farm.results.analysis.scale import Series
+from farm.results.analysis.statistics import Series
 from farm.results.analysis.suspected import Finding, Judgement, judge
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.results.measurements import counted

@@ -10,7 +10,7 @@ from pair_bench_stub import FACTS, World
 
 from farm.dispatch.history_comparison import record_comparison
 from farm.numbers.regressions import baseline
-from farm.report.model.alerts import change_line, change_of
+from farm.report.model.status import change_line, change_of
 from farm.store.records import Remark
 from farm.store.store import Store
 

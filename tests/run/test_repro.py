@@ -26,12 +26,10 @@ from farm.base.errors import MissingToolError, UnknownNameError, UsageError
 from farm.base.processes import Supervisor
 from farm.base.socs import find_soc
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.runtime.device_files import android_places, device_parts
+from farm.builds.runtime.runtime import android_places, device_parts
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
-from farm.replay.llama_program import LlamaProgram
-from farm.replay.one_off import OneOffOutcome, OneOffRequest
-from farm.replay.repro import compare_outputs, differences, repro, rows
-from farm.replay.repro_script import write_script
+from farm.replay.one_off import LlamaProgram, OneOffOutcome, OneOffRequest
+from farm.replay.repro import compare_outputs, differences, repro, rows, write_script
 from farm.replay.stored_result import StoredResult, find_bundle, find_job, find_stored_result, stored_bundle
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.artifacts import open_artifacts

@@ -1,13 +1,16 @@
-"""Selection of a run's jobs: the rules, and a run without time for all of its jobs."""
+"""Selection of a run's jobs: the rules, `-k`, `--resume`, and a run without time for all of its jobs."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +20,10 @@ from stub_home import StubHome, make_stub_home, write_stub_suite
 
 from farm.base.errors import MissingToolError, NothingSelectedError, UsageError
 from farm.builds.bundles.reuse import FoundBundle
+from farm.dispatch.request import choose
 from farm.dispatch.request.choose import narrow
+from farm.dispatch.request.keyword import matching
+from farm.dispatch.request.records import missing_jobs, require_same_conditions, require_same_runtimes
 from farm.dispatch.request.request import RunRequest
 from farm.dispatch.request.selection import (
     Budget,
@@ -32,12 +38,15 @@ from farm.dispatch.request.selection import (
     schedule,
     total_seconds,
 )
+from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import PlannedJob
-from farm.store.records import ExpectedJob, LastVerdict, RunRecord
+from farm.store.records import DeviceView, ExpectedJob, JobView, LastVerdict, RunRecord, RunView
 from farm.store.store import Store
 from farm.store.values import judged_by
-from farm.store.view import DeviceView, JobView, RunView
 from farm.suites.suite import Job
+
+# Selection of a run's jobs: the rules, and a run without time for all of its jobs.
+
 
 MAIN = ("run", "--soc", "SM8650", "--virtual", "1")
 
@@ -217,8 +226,8 @@ def test_another_runner_or_library_changes_every_job(kind: str, monkeypatch: pyt
         tools: Any = SimpleNamespace(versions={}, fingerprint=lambda _: facts)
         store: Any = SimpleNamespace(runs=runs)
         config: Any = SimpleNamespace(cache_dir=Path("cache"))
-        monkeypatch.setattr("farm.builds.toolchains.prepare.prepare", lambda *_, **__: tools)
-        monkeypatch.setattr("farm.builds.toolchains.prepare.branch_of", lambda _: "")
+        monkeypatch.setattr("farm.builds.toolchains.selection.prepare", lambda *_, **__: tools)
+        monkeypatch.setattr("farm.builds.toolchains.selection.branch_of", lambda _: "")
         return narrow(config, request, (one,), store, lambda: kind)
 
     assert left("r2") == (one,)
@@ -329,3 +338,132 @@ def test_a_run_of_another_soc_is_nothing_to_compare_with(store: Store) -> None:
         store.plan_jobs(run_id, [job("conv2d", "SM8850", suite="smoke")])
         code, said = refusal(*MAIN, "--suite", "smoke", "--changed-since", run_id)
         assert (code, f"run {run_id} {reason}" in said) == (2, True), said
+
+
+# Selection of jobs by `-k`.
+
+
+JOBS = [
+    "smoke/add[SM8650-htp-8a8w]",
+    "smoke/conv2d[SM8650-htp-8a8w]",
+    "smoke/conv2d[SM8550-htp-fp16]",
+    "smoke/Softmax_large[SM8650-htp-8a8w]",
+]
+
+
+@pytest.mark.parametrize(
+    ("expression", "numbers"),
+    [
+        ("add", [0]),
+        ("conv2d", [1, 2]),
+        ("conv2d and 8550", [2]),
+        ("not conv2d", [0, 3]),
+        ("add or (conv2d and fp16)", [0, 2]),
+        # pytest does not distinguish capitals.
+        ("SOFTMAX", [3]),
+        ("smoke", [0, 1, 2, 3]),
+        ("nothing_of_that_name", []),
+        # Names of pytest's own, and of the folder of its session.
+        ("jobs", []),
+        ("farm-select", []),
+    ],
+)
+def test_an_expression_selects_jobs_by_their_ids_in_their_order(expression: str, numbers: list[int]) -> None:
+    assert matching(JOBS, expression) == [JOBS[number] for number in numbers]
+
+
+def test_one_word_selects_what_pytest_would_select_without_its_import() -> None:
+    jobs = [*JOBS, "mine/ü_None[SM8650-htp-fp16]"]
+    selected = {}
+    for word in ("add", "CONV2D", "softmax_", "8550", "and8a8w", "None", "nothing", "jobs", "ü", "fp16"):
+        request = RunRequest(socs=("SM8650",), suites=("smoke",), keyword=word)
+        selected[word] = []
+        with contextlib.suppress(NothingSelectedError):
+            selected[word] = [job.id for job in choose._select(request, [SimpleNamespace(id=one) for one in jobs])]
+    assert selected == {word: matching(jobs, word) for word in selected}
+
+
+@pytest.mark.parametrize("expression", ["(", "add or", "and", "a b"])
+def test_an_invalid_expression_is_named(capfd: pytest.CaptureFixture[str], expression: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        matching(JOBS, expression)
+    assert str(refused.value).startswith(f"pytest does not understand -k {expression}: at column ")
+    assert "\n" not in str(refused.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_settings_and_files_of_the_user_have_no_effect_and_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\npython_files = *\n")
+    (tmp_path / "conftest.py").write_text("raise SystemExit('the conftest of the user')\n")
+    (tmp_path / "knows.py").write_text("raise SystemExit('the plugin of the user')\n")
+    (tmp_path / "test_mine.py").write_text("def test_add(): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--deselect=smoke --no-such-option")
+    monkeypatch.setenv("PYTEST_PLUGINS", "knows")
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", raising=False)
+    before = sorted(tmp_path.iterdir()), dict(os.environ)
+    assert matching(JOBS, "add or nothing") == [JOBS[0]]
+    assert capfd.readouterr() == ("", "")
+    assert (sorted(tmp_path.iterdir()), dict(os.environ)) == before
+
+
+def test_thousands_of_jobs_with_odd_names_are_selected() -> None:
+    jobs = [f"suite/case-{number}::a b[SM8650-htp-{'ü' if number % 2 else '8a8w'}]" for number in range(3_000)]
+    expected = [job for job in jobs if "8a8w" in job and not job.startswith("suite/case-2")]
+    assert matching(jobs, "8a8w and not case-2") == expected
+
+
+# Choice of jobs by `--resume`: the undecided jobs of a run.
+
+
+PASSED = Attempt("j", Verdict.PASSED, Stage.DONE, "")
+FAILED = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong")
+KNOWN = Attempt("j", Verdict.FAILED, Stage.NUMERICS, "wrong", known_issue="understood")
+INFRA = Attempt("j", Verdict.INFRA, Stage.PUSH, "cable")
+JOB = job()
+
+
+def test_a_run_goes_on_with_the_runtimes_that_its_devices_had() -> None:
+    """The store has one runtime of a device for all attempts of a run."""
+    then = DeviceView(
+        "a1", "SM8650", "hardware", "b", runtime={"qnn": "2.40", "runtime": "x", "soc_reported": "SM8650P"}
+    )
+    same, other = {"qnn": "2.40", "runtime": "x"}, {"qnn": "2.40", "runtime": "y"}
+    unknown = DeviceView("b2", "SM8650", "hardware", "b")
+    require_same_runtimes([then, unknown], lambda _: [other, same], "r")
+    require_same_runtimes([then, unknown], lambda one: [other] if one is unknown else [], "r")
+    with pytest.raises(UsageError, match=r"run r cannot be resumed.*: runtime of a1 \(x, now y\): start anew"):
+        require_same_runtimes([then], lambda _: [other], "r")
+
+
+def test_the_kind_of_device_is_open_until_a_run_has_one() -> None:
+    guessed = RunView("r", "farm run", 0, None, None, "ann", "bench", {"device_kind": "hardware", "qnn": "2"}, (), ())
+    now = {"device_kind": "virtual", "qnn": "2"}
+    require_same_conditions(guessed, now)
+    with pytest.raises(UsageError, match=r"resumed.*: qnn \(2, now 3\): start anew"):
+        require_same_conditions(guessed, {**now, "qnn": "3"})
+    known = msgspec.structs.replace(guessed, devices=(DeviceView("a1", "SM8650", "hardware", "b"),))
+    with pytest.raises(UsageError, match=r"device_kind \(hardware, now virtual\): start anew"):
+        require_same_conditions(known, now)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "decisive", "missing"),
+    [
+        ((), 0, True),
+        ((INFRA,), 1, True),
+        ((INFRA, INFRA), 2, True),
+        ((PASSED,), 1, False),
+        ((INFRA, FAILED), 2, False),
+        # Trouble with the farm takes no verdict back.
+        ((FAILED, INFRA), 1, False),
+        ((KNOWN, INFRA, INFRA), 1, False),
+    ],
+)
+def test_a_job_is_missing_until_it_is_judged(attempts: tuple[Attempt, ...], decisive: int, missing: bool) -> None:
+    seen = JobView(JOB.id, "s", "c", "SM8650", "htp", "8a8w", attempts, decisive_attempt=decisive)
+    view = RunView("r", "farm run", 1, None, None, "u", "h", {}, (), (seen,))
+    assert missing_jobs(view, [JOB]) == ((JOB,) if missing else ())

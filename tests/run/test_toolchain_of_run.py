@@ -16,13 +16,12 @@ from farm.base.config.settings import Config, load_config
 from farm.base.errors import FarmError, UsageError
 from farm.cli.main import cli
 from farm.cli.running.cell_steps import confirm_suspected
+from farm.dispatch.request.records import config_of_run, config_to_run_again, leave_intent
 from farm.dispatch.request.request import RunRequest
-from farm.dispatch.request.resume import config_of_run, config_to_run_again, leave_intent
 from farm.numbers.regressions.confirm_run import RunFindings
-from farm.store.records import RunRecord
+from farm.store.records import RunRecord, RunToolchain, RunView
 from farm.store.rows import now_ms
 from farm.store.store import open_store
-from farm.store.view import RunToolchain, RunView
 
 MAIN = RunToolchain("main", "main")
 FINDINGS = RunFindings(
@@ -41,7 +40,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     sdk = tmp_path / "sdk"
     (tmp_path / "farm.toml").write_text(f'[toolchain.main]\nqnn = "{sdk}"\n[toolchain.other]\nqnn = "{sdk}"\n')
     # These tests need no real SDK.
-    monkeypatch.setattr("farm.builds.toolchains.select.resolve_qnn", lambda _config, qnn: Path(qnn))
+    monkeypatch.setattr("farm.builds.toolchains.selection.resolve_qnn", lambda _config, qnn: Path(qnn))
     return load_config(tmp_path / "farm.toml")
 
 
@@ -142,8 +141,8 @@ def test_suspected_changes_are_measured_with_the_toolchain_of_their_run(begin: B
 @pytest.mark.parametrize(
     ("arguments", "module", "name"),
     [
-        (("perf", "confirm", "s/c"), "farm.numbers.regressions.confirm_job", "confirm_job"),
-        (("perf", "bisect", "s/c", "--good", "a", "--bad", "b"), "farm.numbers.regressions.bisect", "bisect"),
+        (("perf", "confirm", "s/c"), "farm.numbers.regressions.stored_pairs", "confirm_job"),
+        (("perf", "bisect", "s/c", "--good", "a", "--bad", "b"), "farm.numbers.regressions.stored_pairs", "bisect"),
         (("jobs", "rerun", "s/c"), "farm.replay.repro", "repro"),
     ],
 )
@@ -156,8 +155,8 @@ def test_commands_use_the_toolchain_of_the_newer_run(
         is_heap: bool = False
 
     old, new = Past(begin(RunToolchain())), Past(begin())
-    monkeypatch.setattr("farm.numbers.regressions.confirm_job.choose_results", lambda *_: (old, new))
-    monkeypatch.setattr("farm.numbers.regressions.bisect.find_ends", lambda *_: (old, new))
+    monkeypatch.setattr("farm.numbers.regressions.stored_pairs.choose_results", lambda *_: (old, new))
+    monkeypatch.setattr("farm.numbers.regressions.stored_pairs.find_ends", lambda *_: (old, new))
     monkeypatch.setattr("farm.replay.stored_result.find_stored_result", lambda *_: new)
     used: list[str] = []
 

@@ -9,8 +9,8 @@ import pytest
 from elf_maker import SIGNED, UNSIGNED, make_elf
 
 from farm.base.config.settings import Config, load_config
-from farm.builds.runtime.native.wheels import fetch_wheel
-from farm.builds.runtime.signing.sign import adopt
+from farm.builds.runtime.packages import fetch_wheel
+from farm.builds.runtime.signing import adopt
 
 
 def _write(path: Path, content: bytes) -> None:

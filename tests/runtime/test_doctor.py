@@ -12,9 +12,9 @@ from elf_maker import make_elf
 from farm.base.config.settings import Config
 from farm.base.errors import MissingToolError
 from farm.base.socs import find_soc
-from farm.builds.runtime import doctor as doctor_module
-from farm.builds.runtime.doctor import Ability, Doctor, backends_of, list_tools, runnable
-from farm.builds.runtime.native.build import build_native
+from farm.builds.runtime import inventory as doctor_module
+from farm.builds.runtime.inventory import Ability, Doctor, backends_of, list_tools, runnable
+from farm.builds.runtime.native import build_native
 
 
 @pytest.fixture

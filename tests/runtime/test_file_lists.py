@@ -16,21 +16,22 @@ from farm.base.hashes import sha256_of
 from farm.base.socs import find_soc
 from farm.builds.runtime import parts
 from farm.builds.runtime import runtime as runtime_module
-from farm.builds.runtime.device_files import device_parts, device_places
 from farm.builds.runtime.inventory import inspect
-from farm.builds.runtime.native.targets import TARGETS, Mode
+from farm.builds.runtime.native import TARGETS, Mode
 from farm.builds.runtime.runtime import (
     Runtime,
     attached_runtime,
     device_command,
+    device_parts,
+    device_places,
     simulator_runtime,
     stage_into,
     staged_runtime,
     virtual_runtime,
 )
-from farm.builds.runtime.signing.sign import adopt
+from farm.builds.runtime.signing import adopt
 from farm.results.analysis.history import side_of
-from farm.store.details import device_facts
+from farm.store.rows import device_facts
 
 COMMON = {
     "qnn_executor_runner": "{build}/examples/qualcomm/executor_runner",

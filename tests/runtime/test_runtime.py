@@ -1,20 +1,27 @@
-"""Runtimes: their files and digest, and copies in the cache."""
+"""Runtimes of devices and of this machine's simulator."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from built_stub import qnn_stub
 
+from farm.base.config.settings import load_config
 from farm.base.errors import MissingToolError
 from farm.base.socs import find_soc
-from farm.builds.runtime.device_files import Places
+from farm.builds.runtime import runtime, simulator
 from farm.builds.runtime.kept import find_kept, keep
+from farm.builds.runtime.native import build_native, native_of
 from farm.builds.runtime.parts import library as part
 from farm.builds.runtime.qnn_sdk import android_files
-from farm.builds.runtime.runtime import Runtime, device_runtime, require_backend, simulator_runtime
+from farm.builds.runtime.runtime import Places, Runtime, device_runtime, require_backend, simulator_runtime
+from farm.builds.runtime.simulator import host_sdk
+
+# Runtimes: their files and digest, and copies in the cache.
 
 
 def _android(sdk: Path, soc: str, backend: str, cache: Path) -> Runtime:
@@ -24,17 +31,17 @@ def _android(sdk: Path, soc: str, backend: str, cache: Path) -> Runtime:
 
 
 def test_the_simulator_runtime_is_the_same_each_time_and_complete(farm_cache: Path) -> None:
-    runtime = simulator_runtime(farm_cache)
-    assert runtime == simulator_runtime(farm_cache)
-    assert runtime.kind == "simulator"
-    assert runtime.runner in runtime.files
-    assert {"executorch", "qnn", "runner"} == set(runtime.versions)
-    for name, path in runtime.files.items():
+    make_runtime = simulator_runtime(farm_cache)
+    assert make_runtime == simulator_runtime(farm_cache)
+    assert make_runtime.kind == "simulator"
+    assert make_runtime.runner in make_runtime.files
+    assert {"executorch", "qnn", "runner"} == set(make_runtime.versions)
+    for name, path in make_runtime.files.items():
         assert path.is_file()
         assert not name.startswith("/")
         assert ".." not in name
     # Files that only compiling needs are 100 MB large, and are not staged.
-    assert "libHtpPrepare.so" not in runtime.files
+    assert "libHtpPrepare.so" not in make_runtime.files
 
 
 def test_the_digest_follows_names_and_contents(sdk: Path, tmp_path: Path) -> None:
@@ -97,7 +104,7 @@ def test_gpu_and_lpai_say_in_one_line_what_they_need(
 VERSIONS = {"qnn": "2.50", "runner": "1"}
 
 
-def runtime(folder: Path, digest: str, **versions: str) -> Runtime:
+def make_runtime(folder: Path, digest: str, **versions: str) -> Runtime:
     folder.mkdir(exist_ok=True)
     files = {name: folder / name for name in ("farm_runner", "libQnnHtp.so")}
     for name, path in files.items():
@@ -110,7 +117,7 @@ def runtime(folder: Path, digest: str, **versions: str) -> Runtime:
 def test_a_damaged_runtime_is_kept_anew(tmp_path: Path, damage: str) -> None:
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o755)
-    mine, other = runtime(tmp_path / "files", "a"), runtime(tmp_path / "files", "b", qnn="2.51")
+    mine, other = make_runtime(tmp_path / "files", "a"), make_runtime(tmp_path / "files", "b", qnn="2.51")
     keep(cache, mine)
     found = find_kept(cache, mine.versions)
     assert found is not None
@@ -130,3 +137,118 @@ def test_a_damaged_runtime_is_kept_anew(tmp_path: Path, damage: str) -> None:
         assert {name: path.read_bytes() for name, path in found.files.items()} == {
             name: path.read_bytes() for name, path in one.files.items()
         }
+
+
+@pytest.fixture
+def stub_sdk(tmp_path: Path) -> Path:
+    """A folder like a QNN SDK, without a library."""
+    root = tmp_path / "stub-sdk"
+    (root / "lib" / "x86_64-linux-clang").mkdir(parents=True)
+    (root / "lib" / "aarch64-android").mkdir()
+    (root / "sdk.yaml").touch()
+    return root
+
+
+def test_the_wheel_becomes_an_sdk_with_the_bridge_in_front(farm_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/mine")
+    sdk = host_sdk(farm_cache)
+    assert sdk == host_sdk(farm_cache)
+    assert sdk.bridged
+    assert sdk.qnn_version.startswith("v2.")
+    assert sdk.lib_dir == sdk.root / "lib" / "x86_64-linux-clang"
+    assert sdk.env["QNN_SDK_ROOT"] == str(sdk.root)
+    assert sdk.env["LD_LIBRARY_PATH"] == f"{sdk.lib_dir}:/opt/mine"
+    bridge, real = sdk.lib_dir / "libQnnHtp.so", sdk.lib_dir / "real" / "libQnnHtp.so"
+    assert bridge.stat().st_size < 1 << 20 < real.stat().st_size
+    for name in ("libQnnSystem.so", "libHtpPrepare.so"):
+        assert (sdk.lib_dir / name).is_file()
+
+
+def test_a_command_identifies_the_native_runner_once_for_its_parts(
+    farm_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = simulator_runtime(farm_cache)
+
+    def build_again(*_: object, **__: object) -> None:
+        raise AssertionError("the runner is here")
+
+    monkeypatch.setattr(simulator, "build_native", build_again)
+    assert simulator_runtime(farm_cache) == expected
+    native = build_native(farm_cache)
+    assert host_sdk(farm_cache, native=native).bridged
+    assert native_of(farm_cache, native.key) == native
+    monkeypatch.setattr(runtime, "build_native", build_again)
+    assert simulator_runtime(farm_cache, native=native) == expected
+
+
+def test_an_sdk_that_needs_no_bridge_is_used_as_it_is(farm_cache: Path, stub_sdk: Path) -> None:
+    shutil.copy(qnn_stub(farm_cache, 26), stub_sdk / "lib" / "x86_64-linux-clang")
+    sdk = host_sdk(farm_cache, sdk_root=stub_sdk)
+    assert (sdk.root, sdk.bridged, sdk.qnn_version) == (stub_sdk, False, "v2.stub")
+
+
+def test_a_newer_sdk_gets_the_bridge_and_keeps_the_rest(farm_cache: Path, stub_sdk: Path) -> None:
+    shutil.copy(qnn_stub(farm_cache, 40), stub_sdk / "lib" / "x86_64-linux-clang")
+    sdk = host_sdk(farm_cache, sdk_root=stub_sdk)
+    assert sdk.bridged
+    assert sdk.root != stub_sdk
+    real = sdk.lib_dir / "real" / "libQnnHtp.so"
+    assert real.resolve() == stub_sdk / "lib" / "x86_64-linux-clang" / "libQnnHtp.so"
+    assert (sdk.root / "sdk.yaml").is_file()
+    assert (sdk.root / "lib" / "aarch64-android").is_dir()
+
+
+def test_in_a_process_with_our_own_sdk_the_bridge_is_not_put_in_front_twice(
+    farm_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = host_sdk(farm_cache)
+    for name, value in sdk.env.items():
+        monkeypatch.setenv(name, value)
+    again = host_sdk(farm_cache, sdk_root=load_config(folder=farm_cache).sdk_root)
+    assert again == sdk
+
+
+def test_a_root_that_is_named_is_used_or_refused(
+    farm_cache: Path, stub_sdk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An SDK for Android only cannot compile; the wheel in its place would be another QNN than the devices have."""
+    with pytest.raises(MissingToolError, match=r"^sdk_root in the .qnn. table .* has no lib/x86_64-linux-clang/libQnn"):
+        host_sdk(farm_cache, sdk_root=stub_sdk)
+    monkeypatch.setenv("QNN_SDK_ROOT", "/nope")
+    with pytest.raises(MissingToolError, match=r"^QNN_SDK_ROOT=/nope: there is no such folder"):
+        host_sdk(farm_cache, sdk_root=load_config(folder=farm_cache).sdk_root)
+
+
+def test_a_library_that_does_not_load_is_named(farm_cache: Path, stub_sdk: Path) -> None:
+    library = stub_sdk / "lib" / "x86_64-linux-clang" / "libQnnHtp.so"
+    library.write_bytes(b"\x7fELF")
+    with pytest.raises(MissingToolError, match=r"libQnnHtp\.so cannot be loaded: .*QNN_SDK_ROOT"):
+        host_sdk(farm_cache, sdk_root=stub_sdk)
+
+
+def test_without_wheel_and_sdk_both_ways_out_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str, _marker: str, extra: str) -> Path:
+        raise MissingToolError(f"the Python package {package} is needed: snapdragon-farm[{extra}]")
+
+    monkeypatch.setattr(simulator, "package_folder", missing)
+    with pytest.raises(MissingToolError, match=r"onnxruntime_qnn .*\[simulator\].* QNN_SDK_ROOT"):
+        host_sdk(tmp_path)
+
+
+def test_a_replaced_library_makes_a_new_layout_whatever_its_times_say(farm_cache: Path, stub_sdk: Path) -> None:
+    shutil.copy(qnn_stub(farm_cache, 40), stub_sdk / "lib" / "x86_64-linux-clang")
+    first = host_sdk(farm_cache, sdk_root=stub_sdk)
+    library = stub_sdk / "lib" / "x86_64-linux-clang" / "libQnnHtp.so"
+    stat = library.stat()
+    os.utime(library, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+    assert host_sdk(farm_cache, sdk_root=stub_sdk) == first
+    content = library.read_bytes()
+    assert content.count(b"v2.stub\0") == 1
+    library.write_bytes(content.replace(b"v2.stub\0", b"v2.late\0"))
+    os.utime(library, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+    again = host_sdk(farm_cache, sdk_root=stub_sdk)
+    assert again.root != first.root
+    assert again.qnn_version == "v2.late"
+    # A process that was given the first layout meets the library that it leads to now.
+    assert host_sdk(farm_cache, sdk_root=first.root).qnn_version == "v2.late"
+    shutil.rmtree(stub_sdk)

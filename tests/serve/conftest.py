@@ -18,9 +18,8 @@ import uvicorn
 from sqlalchemy import text
 
 from farm.base.config.settings import Config, load_config
-from farm.devices.device import AdbAddress, Device
-from farm.devices.health import HealthEvent
-from farm.devices.status import DeviceStatus
+from farm.devices.device import AdbAddress, Device, HealthEvent
+from farm.devices.facts import DeviceStatus
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.serve import actions
 from farm.serve.server import listen, settings

@@ -18,7 +18,7 @@ from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 from shared_rows import shards, submit
 
-from farm.devices.health import HealthEvent
+from farm.devices.device import HealthEvent
 from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.serve.pages.all import PAGES as ALL_PAGES

@@ -1,21 +1,25 @@
-"""Pages over real HTTP: content, JSON, and answers to invalid requests."""
+"""Pages and metrics over real HTTP: content, JSON, and answers to invalid requests."""
 
 from __future__ import annotations
 
 import hashlib
 import html
 import json
+import re
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from recipe import recipe_code
 
 from farm.policy.situation import Priority
 from farm.report.formats.run_json import parse_json
 from farm.serve import app
+from farm.serve.metrics import StoreCollector
 from farm.serve.pages import all as all_pages
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord
@@ -28,6 +32,10 @@ if TYPE_CHECKING:
     from farm_home import FarmHome
 
     from farm.base.config.settings import Config
+
+
+# Pages over real HTTP: content, JSON, and answers to invalid requests.
+
 
 SOFTMAX = "quantized_ops/softmax[SM8650-htp-8a8w]"
 JOB = quote(SOFTMAX, safe="")
@@ -368,3 +376,45 @@ def test_the_recipe_for_a_page(start: Start, monkeypatch: pytest.MonkeyPatch) ->
     with start() as server:
         assert server.json("/api/v1/labels/none") == {"schema": 1, "title": "none", "label": "none", "devices": []}
         assert server.get("/api/v1/labels/none?limit=0").status == 400
+
+
+# `/metrics`: what Prometheus reads, and the dashboard that shows it.
+
+
+DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "farm.json"
+
+
+def test_prometheus_reads_devices_jobs_and_wear(server_of_unchanged: Server) -> None:
+    page = server_of_unchanged.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain")
+    found = {
+        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(page.text)
+        for sample in family.samples
+    }
+    # Jobs of four finished runs and of the live run, on one device.
+    assert found["farm_jobs", "hardware", "SM8650", "failed"] == 1
+    assert found["farm_jobs", "hardware", "SM8750", "infra"] == 1
+    assert sum(value for name, *labels, value in ((*key, value) for key, value in found.items())
+               if name == "farm_jobs" and labels[-1] == "passed") == 4 * 8 + 1 - 4  # fmt: skip
+    assert sum(value for key, value in found.items() if key[0] == "farm_device_attempts_total") == 33
+    assert sum(value for key, value in found.items() if key[0] == "farm_devices") == 3
+    assert sum(value for key, value in found.items() if key[0] == "farm_devices" and "quarantined" in key) == 1
+    [busy] = {value for key, value in found.items() if key[0] == "farm_device_utilization"}
+    assert busy == pytest.approx(33 * 0.3 / 86_400)
+
+
+def test_the_dashboard_asks_for_metrics_and_labels_that_exist(unchanged: Filled) -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    known = {metric.name: metric for metric in StoreCollector(unchanged.store).collect()}
+    # Only a shared farm has these.
+    shared = {"farm_queue_shards": {"soc", "state"}, "farm_agents": {"state"}}
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) == 8
+    for panel in panels:
+        for target in panel["targets"]:
+            for name in re.findall(r"farm_\w+", target["expr"]):
+                assert name.removesuffix("_total") in known or name in shared, name
+    assert {name for panel in panels for name in re.findall(r"farm_\w+", panel["targets"][0]["expr"])} >= {
+        "farm_devices", "farm_jobs", "farm_infra_attempts", "farm_device_utilization", "farm_queue_oldest_seconds",
+    }  # fmt: skip

@@ -8,14 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from store_template import drop_database, empty_store, place_store
+from stores import drop_database, empty_store, place_store
 
 from farm.devices.device import AdbAddress, Device
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
-from farm.store.records import RunRecord
+from farm.store.records import RunRecord, RunToolchain
 from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
-from farm.store.view import RunToolchain
 from farm.suites.suite import Case, InputSpec, Job, Target
 
 HOUR_MS = 3_600_000

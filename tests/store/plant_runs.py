@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from farm.base.config.settings import load_config
-from farm.base.resources import data_folder
+from farm.base.paths import data_folder
 from farm.builds.bundles.key import bundle_key
-from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.selection import prepare
 from farm.devices.device import AdbAddress, Device
-from farm.dispatch.request.resume import leave_intent
+from farm.dispatch.request.records import leave_intent
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store import rows, schema
 from farm.store.records import ArtifactRecord, RunRecord

@@ -1,10 +1,16 @@
-"""Users' queries, on both databases: they only read, they end, and they leave nothing behind."""
+"""Queries of users only read, end and leave nothing behind; named statements of farm/store/sql work in psql and
+sqlite3.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import signal
+import sqlite3
+import subprocess
 import tempfile
 import threading
 import uuid
@@ -13,12 +19,16 @@ from pathlib import Path
 
 import pytest
 from farm_home import FarmHome
-from store_template import place_store
+from stores import place_store
 from waiting import until
 
 from farm.base.errors import StoreError, UsageError
 from farm.store.records import RunRecord
+from farm.store.statements import statement
 from farm.store.store import Store, open_store
+
+# Users' queries, on both databases: they only read, they end, and they leave nothing behind.
+
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 
@@ -320,3 +330,44 @@ def test_ctrl_c_ends_a_query_on_the_server_too(home: FarmHome, address: str) -> 
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# Named statements of farm/store/sql: they work unchanged in psql and sqlite3.
+
+
+_ROOT = Path(__file__).parents[2]
+_BLOCKS = {
+    f"{path.stem}.{name}": sql
+    for path in sorted((_ROOT / "farm/store/sql").glob("*.sql"))
+    for name, sql in re.findall(r"^-- name: (\w+)\n(.*?;)$", path.read_text(), re.MULTILINE | re.DOTALL)
+}
+
+
+def _lists(sql: str) -> set[str]:
+    return set(re.findall(r"\bIN :(\w+)", sql))
+
+
+def test_psql_takes_every_statement(new_database: Callable[[str], str], postgresql_cluster: str) -> None:
+    psql = shutil.which("psql")
+    if psql is None:
+        pytest.skip("psql is not installed")
+    open_store(new_database("statements")).close()
+    script = "".join(
+        "".join(f"\\set {name} {'(NULL)' if name in _lists(sql) else 'NULL'}\n" for name in re.findall(r":(\w+)", sql))
+        + f"EXPLAIN {sql}\n"
+        for sql in _BLOCKS.values()
+    )
+    argv = [psql, "-qX", "-v", "ON_ERROR_STOP=1", "-h", postgresql_cluster, "-U", "farm", "statements"]
+    done = subprocess.run(argv, input=script, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_sqlite_takes_every_statement(tmp_path: Path) -> None:
+    open_store(tmp_path / "farm.db").close()
+    connection = sqlite3.connect(tmp_path / "farm.db")
+    for name, sql in _BLOCKS.items():
+        assert statement(name) is statement(name)
+        parameters = dict.fromkeys(re.findall(r":(\w+)", sql))
+        written = re.sub(r"\bIN :\w+", "IN (NULL)", sql)
+        assert connection.execute(f"EXPLAIN QUERY PLAN {written}", parameters).fetchall() is not None, name
+    connection.close()

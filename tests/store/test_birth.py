@@ -10,8 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from old_store import revision
-from store_forks import kill_before_statements
-from store_template import drop_database
+from stores import drop_database, kill_before_statements
 
 from farm.base.errors import FIRST_RUN, StoreError
 from farm.store.schema import REVISION

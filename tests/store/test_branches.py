@@ -13,20 +13,19 @@ import pytest
 from old_store import make_old_store, snapshot
 from sqlalchemy import text
 
-from farm.base.config.retention import Rules
+from farm.base.config.runs import Rules
 from farm.base.errors import StoreError, UnknownNameError, UsageError
 from farm.dispatch.history_comparison import record_comparison
 from farm.numbers.regressions.baseline import accept, levels
-from farm.report.model.drift import drift_of
+from farm.report.model.history import drift_of
 from farm.report.model.status import read_status
-from farm.results.analysis.flakiness import Reliability
+from farm.results.analysis.history import Reliability
 from farm.results.attempt import Verdict
-from farm.store.records import BuildRecord, RunRecord
+from farm.store.records import BuildRecord, RunCommit, RunRecord, RunToolchain, SkipReason
 from farm.store.schema import REVISION
 from farm.store.store import Store, open_store
-from farm.store.toolchains import COMMITS_LIMIT
-from farm.store.transfer.line_files import LineFile, import_runs, runs_in
-from farm.store.view import RunCommit, RunToolchain, SkipReason
+from farm.store.transfer.runs import LineFile, import_runs, runs_in
+from farm.store.values import COMMITS_LIMIT
 from farm.suites.suite import Job
 
 if TYPE_CHECKING:

@@ -1,16 +1,21 @@
-"""Shards of submitted runs: their assignment, their results, and the fate of unfinished ones."""
+"""Shards of submitted runs: assignment, results, the end of their run, and the policy that processes share."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import psycopg
 import pytest
 from msgspec.structs import replace
 from shared_rows import (
     SOC,
     TTL_S,
+    AgentId,
     agent,
     claim,
     facts,
@@ -23,17 +28,21 @@ from shared_rows import (
     shards_of,
     submit,
 )
+from waiting import until
 
 from farm.base.errors import AgentRefusedError, LeaseLostError, StoreError, UsageError
+from farm.dispatch.cluster.delivery import finish, recover
 from farm.policy.retries import tried
 from farm.results.attempt import Attempt, Verdict
 from farm.results.measurements import counted
-from farm.store.protocol import PROTOCOL
-from farm.store.records import ArtifactRecord, JobFile
+from farm.store.records import PROTOCOL, ArtifactRecord, JobFile
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from conftest import Make
+
+
+# Shards of submitted runs: their assignment, their results, and the fate of unfinished ones.
 
 
 @pytest.fixture
@@ -218,3 +227,90 @@ def test_an_agent_of_another_protocol_and_a_store_in_a_file_are_refused(store: S
             store.cluster.register("h2", facts("h2", protocol=protocol), TTL_S, user="farm")
     with open_store(tmp_path / "farm.db") as file, pytest.raises(UsageError, match="PostgreSQL"):
         file.cluster.queue()
+
+
+# Jobs that finish runs: deferred in the transaction that leaves nothing to run, whichever process writes it.
+
+
+_RUNS = "SELECT args ->> 'run' FROM procrastinate_jobs WHERE task_name = 'farm.finish' ORDER BY id"
+
+
+@pytest.fixture
+def messages_store(shared_address: str) -> Iterator[Store]:
+    with open_store(shared_address) as opened:
+        opened.messages.require()
+        yield opened
+
+
+def connect(messages_store: Store) -> closing[psycopg.Connection]:
+    return closing(psycopg.connect(**messages_store.connection_arguments()))
+
+
+def take_jobs(messages_store: Store) -> list[str]:
+    """Return the runs of the jobs that finish runs, and remove the jobs."""
+    with connect(messages_store) as connection, connection:
+        runs = [str(run) for (run,) in connection.execute(_RUNS)]
+        connection.execute("DELETE FROM procrastinate_jobs")
+    return runs
+
+
+def run_shard(messages_store: Store, who: AgentId, verdict: Verdict = Verdict.PASSED) -> None:
+    [held] = claim(messages_store, who)
+    assert record(messages_store, who, held, verdict=verdict) == []
+    messages_store.cluster.release(who, [held.lease])
+
+
+def test_the_last_result_of_a_run_defers_its_end(messages_store: Store) -> None:
+    run_id = submit(messages_store, shards(2))
+    one = agent(messages_store)
+    run_shard(messages_store, one)
+    assert take_jobs(messages_store) == []
+    run_shard(messages_store, one)
+    assert take_jobs(messages_store) == [run_id]
+    failing = submit(messages_store, shards(3, jobs=1, first=10), most_failures=1)
+    run_shard(messages_store, one, Verdict.FAILED)
+    assert take_jobs(messages_store) == [failing]
+    assert finish(messages_store, failing) == 1
+
+
+def test_a_run_that_is_cancelled_ends_with_its_last_shard(messages_store: Store) -> None:
+    run_id, one, held = holding(messages_store, 2)
+    messages_store.cluster.cancel(run_id, "ada")
+    assert take_jobs(messages_store) == [run_id]
+    assert finish(messages_store, run_id) is None
+    messages_store.cluster.put_back(one, held.id, held.lease.fence, why="cancelled")
+    assert take_jobs(messages_store) == [run_id]
+    assert finish(messages_store, run_id) == 130
+
+
+def test_two_hosts_that_end_the_last_two_shards_at_once_defer_one_end(messages_store: Store) -> None:
+    run_id = submit(messages_store, shards(2))
+    first, second = (held.id for held in claim(messages_store, agent(messages_store, devices=2), "h1-0", "h1-1"))
+    end = "UPDATE shard SET state = 'ended' WHERE id = %s"
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
+    with connect(messages_store) as early, connect(messages_store) as late, connect(messages_store) as watch:
+        watch.autocommit = True
+        early.execute(end, (first,))
+        other = threading.Thread(target=late.execute, args=(end, (second,)))
+        other.start()
+        until(lambda: watch.execute(waits, (late.info.backend_pid,)).fetchone() == (1,))
+        early.commit()
+        other.join()
+        late.commit()
+    assert take_jobs(messages_store) == [run_id]
+
+
+def test_ends_without_a_job_get_one_from_the_repair(messages_store: Store) -> None:
+    lost = submit(messages_store, shards(1))
+    run_shard(messages_store, agent(messages_store))
+    assert take_jobs(messages_store) == [lost]
+    late = submit(messages_store, shards(1, first=10), budget_s=0.0)
+    empty = submit(messages_store, [])
+    submit(messages_store, shards(1, first=20))
+    for _ in range(2):
+        recover(messages_store, ttl_s=TTL_S)
+    assert sorted(take_jobs(messages_store)) == sorted([lost, late, empty])
+    for run_id in (lost, late, empty):
+        assert finish(messages_store, run_id) is not None
+    recover(messages_store, ttl_s=TTL_S)
+    assert take_jobs(messages_store) == []

@@ -23,11 +23,11 @@ from hypothesis.stateful import (
 from sqlalchemy import Connection, delete, func, select, text
 
 from farm.base.errors import LeaseLostError
-from farm.devices.health import HealthEvent
+from farm.devices.device import HealthEvent
 from farm.policy.sharing import hand_over, share_out
 from farm.policy.situation import Lease, LivingDevice, Priority, Request, Situation
 from farm.store import schema
-from farm.store.answers import Answers
+from farm.store.clock import Answers
 from farm.store.database import Database
 from farm.store.leases import rows as leases_rows
 from farm.store.leases.leasing import Leases

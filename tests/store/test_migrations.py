@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 from old_store import INF, INTEGERS, JOBS, RUNS, SAMPLES, connected, make_old_store, old_rows, revision, snapshot
 from sqlalchemy import Engine, event, text
-from store_forks import Fork, kill_before_changes, run_forks
+from stores import Fork, kill_before_changes, run_forks
 
 from farm.base.errors import StoreError
+from farm.store.records import RunToolchain, SkipReason
 from farm.store.schema import REVISION
 from farm.store.store import open_store
-from farm.store.view import RunToolchain, SkipReason
 
 if TYPE_CHECKING:
     from conftest import Make

@@ -13,7 +13,7 @@ from shared_rows import SOC, agent, claim, shards, submit
 from waiting import until
 
 from farm.base.config.settings import LeaseConfig
-from farm.cli.cluster.queue import command as queue_command
+from farm.cli.setup.lab import queue_command
 from farm.devices.device import AdbAddress, Device
 from farm.dispatch.cluster.queue import queued
 from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
@@ -114,7 +114,7 @@ def test_a_process_takes_an_expired_lease_after_one_lease_duration_of_answers(
 ) -> None:
     monkeypatch.setattr(lease_rows, "_UP_MS", "SELECT 3600000")
     time_s = [1000.0]
-    monkeypatch.setattr("farm.store.answers.now_s", lambda: time_s[0])
+    monkeypatch.setattr("farm.store.clock.now_s", lambda: time_s[0])
     held = shared.leases.poll(ask(shared, "d1", user="eve"), ttl_s=0.3)
     token = ask(shared, "d1", user="bob")
     until(lambda: not shared.leases.all())

@@ -1,4 +1,4 @@
-"""Opening of stores, and messages for stores that do not open."""
+"""Opening of stores: made, in files and over the network; messages for stores that do not open."""
 
 from __future__ import annotations
 
@@ -9,21 +9,34 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import psycopg
 import pytest
 from farm_home import FarmHome
+from postgresql_server import running_cluster
 from programs import run_program
+from receivers import LOOPBACK, make_certificate
 from sqlalchemy import Connection
-from store_template import place_store
+from stores import place_store
+from waiting import free_port
 
-from farm.base.errors import FIRST_RUN, MissingToolError, RowRefusedError, StoreError, UsageError
+from farm.base.config.settings import load_config
+from farm.base.config.shared import shown_address
+from farm.base.errors import FIRST_RUN, MissingToolError, NoStoreError, RowRefusedError, StoreError, UsageError
+from farm.store import database
+from farm.store.database import network_kind
+from farm.store.problems import interruption_before
 from farm.store.schema import VERSION_TABLE, fingerprint
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from conftest import Make
+
+
+# Opening of stores, and messages for stores that do not open.
 
 
 def _execute(path: Path, statement: str) -> list[tuple[object, ...]]:
@@ -217,3 +230,226 @@ def test_a_refused_row_is_told_from_a_database_that_is_away(store: Store) -> Non
 
     with pytest.raises(RowRefusedError, match="the database refuses a row"):
         store._database.write(twice)
+
+
+# A store in a file belongs on a disk of the machine: the locks of SQLite do not reach further.
+
+
+MOUNTS = r"""27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+30 27 0:25 / /dev/shm rw,relatime shared:3 - tmpfs tmpfs rw
+40 27 0:50 / /home rw,relatime shared:9 master:2 - nfs4 nas:/home rw,vers=4.2
+41 40 8:1 / /home/ada/disk rw,relatime - xfs /dev/sda1 rw
+42 27 0:51 / /mnt/lab\040files rw - cifs //nas/lab rw
+43 27 0:52 / /mnt/far rw - fuse.sshfs me@far:/ rw
+45 27 0:54 / /srv rw - nfs nas:/srv rw
+46 45 8:2 / /srv rw - ext4 /dev/sdc1 rw
+47 27 0:55 / /mnt/c rw - 9p C:\134 rw
+nonsense
+49 27 0:57 / /mnt/object rw - fuse.s3fs s3fs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/lib/farm/farm.db", ""),
+        ("/home/ada/.local/state/farm/farm.db", "nfs4"),
+        ("/homes/ada/farm.db", ""),
+        ("/home/ada/disk/farm.db", ""),
+        ("/mnt/lab files/farm.db", "cifs"),
+        ("/mnt/far/farm.db", "fuse.sshfs"),
+        ("/srv/farm.db", ""),
+        ("/mnt/c/farm.db", "9p"),
+        ("/mnt/object/farm.db", "fuse.s3fs"),
+    ],
+)
+def test_the_mount_that_covers_a_path_decides(path: str, kind: str) -> None:
+    assert network_kind(MOUNTS, path) == kind
+
+
+def test_a_store_on_a_network_file_system_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"{MOUNTS}50 27 0:58 / {tmp_path}/share rw - nfs4 nas:/x rw\n")
+    monkeypatch.setattr(database, "_MOUNTS", mounts)
+    (tmp_path / "share").mkdir()
+    (tmp_path / "link").symlink_to("share")
+    for folder in ("share/deep", "link"):
+        with pytest.raises(NoStoreError, match=r"network file system \(nfs4\).*postgresql://"):
+            open_store(tmp_path / folder / "farm.db")
+    assert list((tmp_path / "share").iterdir()) == []
+    open_store(tmp_path / "disk" / "farm.db").close()
+
+
+# Stores on PostgreSQL over the network: passwords, TLS, and the message for a database without a store.
+
+
+PASSWORD = "s3cret/pass word"
+QUOTED = "s3cret%2Fpass%20word"
+
+
+class Server(NamedTuple):
+    """PostgreSQL that requires TLS and a password over the network."""
+
+    port: int
+    authority: Path
+    """Authority of its certificate."""
+
+    def url(self, database: str = "lab", user: str = "ann", password: str = QUOTED, **options: object) -> str:
+        login = f"{user}:{password}" if password else user
+        query = "&".join(f"{key}={value}" for key, value in options.items())
+        return f"postgresql://{login}@{LOOPBACK}:{self.port}/{database}" + (f"?{query}" if query else "")
+
+    @property
+    def verified(self) -> str:
+        return self.url(sslmode="verify-full", sslrootcert=self.authority)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
+    certificate = make_certificate(tmp_path_factory.mktemp("tls"))
+    port = free_port()
+    settings = (f"listen_addresses={LOOPBACK}", f"port={port}", "ssl=on", "ssl_cert_file={folder}/loopback.pem",
+                "ssl_key_file={folder}/loopback.pem")  # fmt: skip
+    hba = f"local all all trust\nhostssl all all {LOOPBACK}/32 scram-sha-256\n"
+    with running_cluster(*settings, hba=hba, files=[certificate]) as folder:
+        with psycopg.connect(f"host={folder} port={port} user=farm dbname=postgres", autocommit=True) as connection:
+            for name in ("ann", "bob"):
+                connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}'")
+            connection.execute("CREATE DATABASE lab OWNER ann")
+            connection.execute("CREATE DATABASE empty OWNER ann")
+        yield Server(port, certificate)
+
+
+def refusal(url: str, *, readonly: bool = False) -> str:
+    """Return the message for an address, after a check that it shows no password."""
+    with pytest.raises((StoreError, UsageError)) as caught:
+        open_store(url, readonly=readonly)
+    text = str(caught.value)
+    assert PASSWORD not in text
+    assert QUOTED not in text
+    assert "\n" not in text
+    return text
+
+
+def test_a_store_over_tls_with_the_server_checked(server: Server, tmp_path: Path) -> None:
+    with open_store(server.verified) as store:
+        with store._database.reading() as connection:
+            query = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
+            assert connection.exec_driver_sql(query).scalar() is True
+        assert PASSWORD not in store._database.name
+        assert "ann:***@" in store._database.name
+    # A reading store connects as well.
+    with open_store(server.verified, readonly=True) as store:
+        assert store.runs.latest_id() is None
+    # Neither a server with another certificate nor one with another name gets the password.
+    url = server.url(sslmode="verify-full", sslrootcert=make_certificate(tmp_path))
+    for readonly in (False, True):
+        assert "certificate verify failed" in refusal(url, readonly=readonly)
+        output = refusal(server.verified.replace(LOOPBACK, "localhost"), readonly=readonly)
+        assert 'does not match host name "localhost"' in output
+
+
+def test_passwords_come_from_a_file_and_are_never_shown(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_store(server.url()).close()
+    for name in ("PGPASSWORD", "PGPASSFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    without = server.url(password="")
+    for readonly in (False, True):
+        assert "$PGPASSFILE" in refusal(without, readonly=readonly)
+    passwords = tmp_path / "passwords"
+    passwords.write_text(f"{LOOPBACK}:{server.port}:lab:ann:{PASSWORD}\n")
+    passwords.chmod(0o600)
+    open_store(f"{without}?passfile={passwords}").close()
+    monkeypatch.setenv("PGPASSFILE", str(passwords))
+    open_store(without, readonly=True).close()
+    monkeypatch.delenv("PGPASSFILE")
+    wrong = PASSWORD.replace("3", "4")
+    output = refusal(server.url(password=wrong.replace("/", "%2F").replace(" ", "%20")))
+    assert "password authentication failed" in output
+    assert wrong not in output
+    assert output.count("password authentication failed") == 1
+    # libpq reads the password from the query as well.
+    output = refusal(f"{without}?password={wrong.replace(' ', '%20')}")
+    assert wrong not in output
+    assert "password=***" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sslmode": "verify-ful"}, "unknown sslmode 'verify-ful': did you mean 'verify-full'?"),
+        ({"sslmode": "verify-full", "sslrootcert": "/nowhere/ca.pem"}, "sslrootcert: there is no file /nowhere/ca.pem"),
+        ({"sslrootcert": "/etc/hostname"}, "sslmode=prefer goes on without it: add sslmode=verify-full"),
+        ({"passfile": "/nowhere/pass"}, "passfile: there is no file /nowhere/pass"),
+    ],
+)
+def test_what_is_named_for_tls_is_used_or_refused(options: dict[str, str], message: str) -> None:
+    assert message in refusal(Server(1, None).url(**options))  # type: ignore[arg-type]
+
+
+def test_paths_in_an_address_are_beside_the_file_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FARM_STORE", raising=False)
+    config = tmp_path / "farm.toml"
+    config.write_text('store = "postgresql://ann@lab/farm?sslmode=verify-full&sslrootcert=ca.pem&passfile=p"\n')
+    assert load_config(config).store_url == (
+        f"postgresql://ann@lab/farm?sslmode=verify-full&sslrootcert={tmp_path}/ca.pem&passfile={tmp_path}/p"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FARM_STORE", "postgresql://ann@lab/farm?sslrootcert=system&sslcert=own.pem")
+    assert load_config(config).store_url == (f"postgresql://ann@lab/farm?sslrootcert=system&sslcert={tmp_path}/own.pem")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:SECRET@lab:5432/farm", "postgresql://ann:***@lab:5432/farm"),
+        ("postgresql://ann:SEC%40RET@lab/farm?sslmode=require", "postgresql://ann:***@lab/farm?sslmode=require"),
+        ("postgresql://ann@/farm?host=/run/pg&password=SECRET", "postgresql://ann@/farm?host=/run/pg&password=***"),
+        ("postgresql://lab/farm?sslpassword=SECRET", "postgresql://lab/farm?sslpassword=***"),
+        ("postgresql://ann:SEC@RET@lab/farm", "postgresql://***"),
+        ("postgresql://ann:SEC@RET/SEC@lab:5432/farm", "postgresql://***"),
+        ("postgresql://ann:SEC/RET@lab:5432/farm", "postgresql://***"),
+        ("sqlite:////data/a:b@c.db", "sqlite:////data/a:b@c.db"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert shown_address(url) == shown
+
+
+def test_a_password_that_cannot_be_told_from_the_rest_is_refused_and_not_shown(home: FarmHome) -> None:
+    for password in ("SEC@RET", "SEC/RET"):
+        address = f"postgresql://farm:{password}@{LOOPBACK}:1/farm"
+        done = home.farm("status", env={"FARM_STORE": address}, code=2)
+        assert "write %40 for @" in done.stderr
+        assert not any(part in done.stdout + done.stderr for part in ("SEC", "RET"))
+
+
+def test_an_empty_database_is_no_store_yet_and_becomes_one(server: Server, home: FarmHome) -> None:
+    empty = server.url("empty")
+    with pytest.raises(NoStoreError, match=f"there is no store yet: '{FIRST_RUN}' makes one in this database"):
+        open_store(empty, readonly=True)
+    done = home.farm("status", env={"FARM_STORE": empty})
+    assert (done.returncode, "no store yet" in done.stderr, "older farm" in done.stderr) == (9, True, False)
+    assert QUOTED not in done.stderr
+    # A user without rights in the database may make no tables in it.
+    assert "ALTER DATABASE ... OWNER TO this user" in refusal(server.url("empty", user="bob"))
+    open_store(empty).close()
+    with open_store(empty, readonly=True) as store:
+        assert store.runs.latest_id() is None
+
+
+# Messages of databases with the next step for the user.
+
+
+def test_ctrl_c_while_a_connection_is_in_use_stays_ctrl_c() -> None:
+    """SQLAlchemy sets back a connection whose question was broken off, and psycopg refuses that with another error."""
+    raised = psycopg.ProgrammingError("can't change 'autocommit' now: connection in transaction status ACTIVE")
+    raised.__context__ = KeyboardInterrupt()
+    assert isinstance(interruption_before(raised), KeyboardInterrupt)
+    assert interruption_before(ValueError("no such")) is None

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from waiting import Started, free_port, listens, until
 
-from farm.base.errors import NoStoreError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode, NoStoreError
 from farm.store.store import open_store
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")

@@ -1,4 +1,4 @@
-"""Old runs leave the store whole, and nothing else does, on both databases."""
+"""Old runs leave the store whole, and nothing else does, on both databases; rules of retention."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from old_store import snapshot
 from sqlalchemy import select, update
-from store_forks import kill_before_changes
+from stores import kill_before_changes
 
-from farm.base.config.retention import KeepReason, Rules
+from farm.base.config.runs import KeepReason, Rules, RunFacts, age_ms, decide
 from farm.results.attempt import LayerComparison, LayerStep, OperatorProfile, Verdict
 from farm.store import schema
 from farm.store.artifacts import GRACE_S, ArtifactStore
@@ -25,6 +25,10 @@ from farm.suites.suite import Job
 
 if TYPE_CHECKING:
     from conftest import Make
+
+
+# Old runs leave the store whole, and nothing else does, on both databases.
+
 
 DAY = 86_400_000
 ETDUMP = ArtifactRecord("e" * 64, 1_000, "etdump")
@@ -228,3 +232,41 @@ def test_runs_of_an_open_alert_stay_and_what_came_to_nothing_goes_with_its_run(s
         assert store.pruning.remove(one) is not None
     # An accepted change stays a level, also without its run.
     assert [one.state for one in store.alerts.of_jobs([job.id])] == ["exact", "accepted"]
+
+
+# Runs that are kept, and the reasons.
+
+
+NOW = 1_000 * DAY
+
+
+def facts_of(name: str, days: float, priority: str = "person") -> RunFacts:
+    return RunFacts(name, int(NOW - days * DAY), priority)
+
+
+def test_a_run_stays_for_any_one_reason() -> None:
+    runs = [facts_of("a", 1), facts_of("b", 10), facts_of("c", 20), facts_of("d", 30), facts_of("e", 40)]
+    rules = Rules(keep_ms=5 * DAY, keep_runs=2)
+    assert decide(runs, rules, NOW, {"d": KeepReason.RESULTS, "a": KeepReason.ALERT}) == {
+        "a": KeepReason.AGE, "b": KeepReason.NEWEST, "c": None, "d": KeepReason.RESULTS, "e": None,
+    }  # fmt: skip
+
+
+def test_nightly_runs_have_an_age_of_their_own() -> None:
+    runs = [facts_of("person", 20), facts_of("night", 20, "nightly"), facts_of("old night", 50, "nightly")]
+    age = KeepReason.AGE
+    assert decide(runs, Rules(10 * DAY, 40 * DAY), NOW, {}) == {"person": None, "night": age, "old night": None}
+    assert decide(runs, Rules(30 * DAY), NOW, {}) == {"person": age, "night": age, "old night": None}
+    assert list(decide(runs, Rules(keep_runs=1), NOW, {}).values()) == [KeepReason.NEWEST, None, None]
+
+
+def test_a_run_goes_at_the_very_age_and_one_of_the_future_stays() -> None:
+    assert decide([facts_of("ahead", -3), facts_of("at", 10), facts_of("before", 9.9)], Rules(10 * DAY), NOW, {}) == {
+        "ahead": KeepReason.AGE, "at": None, "before": KeepReason.AGE,
+    }  # fmt: skip
+
+
+def test_ages() -> None:
+    for text, days in (("90d", 90), (" 12w ", 84), ("36h", 1.5), ("0d", 0)):
+        assert age_ms(text) == days * DAY
+    assert {age_ms(text) for text in ("", "90", "-1d", "90 moons", "9999999d")} == {None}

@@ -21,7 +21,7 @@ from waiting import until
 
 from farm.base.errors import LeaseLostError, StoreError, UsageError
 from farm.base.interrupts import INTERRUPTED
-from farm.dispatch.cluster.delivery.worker import finish
+from farm.dispatch.cluster.delivery import finish
 from farm.policy.situation import Lease, Priority
 from farm.store.accounts import Role
 from farm.store.cluster.records import Build, NewBuild
@@ -413,7 +413,7 @@ def test_a_reader_reads_and_writes_nothing(lab: Lab, stores: dict[str, Store]) -
 
 
 def test_an_agents_worker_takes_messages_under_its_role(stores: dict[str, Store]) -> None:
-    from farm.dispatch.cluster.delivery.worker import MessageDelivery
+    from farm.dispatch.cluster.delivery import MessageDelivery
 
     web = stores["web"]
     notes = LogLines()

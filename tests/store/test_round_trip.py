@@ -1,29 +1,46 @@
-"""Records written to the store and read back without loss, on both databases."""
+"""Records written to the store and read back without loss, and decisions at the time of recording."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
+import sqlite3
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from hypothesis import example, given
+from hypothesis import strategies as st
 from old_store import connected, make_old_store
-from sqlalchemy import text
+from recipe import FarmCopy, recipe_code
+from sqlalchemy import Connection, select, text
+from stores import place_store
 
 from farm.base.errors import StoreLostError
 from farm.builds.program.layers import LayerStep
-from farm.results.attempt import Direction, LayerComparison, Measurement, OperatorProfile, Stage, Verdict
-from farm.store import values
-from farm.store.records import ArtifactRecord, BuildRecord, JobFile, RunRecord
-from farm.store.schema import VERSION_TABLE, metadata
+from farm.results.attempt import Attempt, Direction, LayerComparison, Measurement, OperatorProfile, Stage, Verdict
+from farm.store import schema, values
+from farm.store.records import ArtifactRecord, BuildRecord, DeviceView, JobFile, RunRecord
+from farm.store.rows import NewAttempt, insert_attempt_rows
+from farm.store.schema import REVISION, VERSION_TABLE, metadata
 from farm.store.store import Store, open_store
-from farm.store.view import DeviceView
+from farm.store.transfer.lines import AttemptLine
+from farm.store.transfer.runs import LineFile, import_runs, runs_in
+from farm.suites.suite import Case, InputSpec
 
 if TYPE_CHECKING:
     from conftest import Make
+
+
+# Records written to the store and read back without loss, on both databases.
+
 
 NAN, INF, GREAT = math.nan, math.inf, 2**53 + 1
 
@@ -259,3 +276,203 @@ def test_a_device_is_known_by_its_build_and_a_case_by_what_it_computes(sqlite_st
         assert [device.build for device in view.devices if device.serial == "phone"] == [build]
         versions.append(view.jobs[0].case_version)
     assert versions[0] == versions[1] != versions[2]
+
+
+# Statistics agree with numpy; packed samples are unpacked without loss.
+
+
+_FINITE = st.floats(-1e15, 1e15)
+
+
+@given(st.lists(_FINITE, min_size=1, max_size=50))
+def test_statistics_are_those_of_numpy(samples: list[float]) -> None:
+    found = values.statistics_of(samples)
+    array = np.array(samples)
+    expected = {
+        "min": array.min(),
+        "p10": np.percentile(array, 10),
+        "p50": np.median(array),
+        "p90": np.percentile(array, 90),
+        "p99": np.percentile(array, 99),
+        "mean": array.mean(),
+        "mad": np.median(np.abs(array - np.median(array))),
+    }
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-3 * math.ulp(1e15) + 1e-9 * float(np.abs(array).max()))
+
+
+@given(st.lists(st.floats(), max_size=20))
+@example([sys.float_info.max] * 3)
+@example([-sys.float_info.max] * 3)
+def test_statistics_are_never_nan(samples: list[float]) -> None:
+    assert not any(value is not None and math.isnan(value) for value in values.statistics_of(samples).values())
+
+
+@given(st.lists(st.floats(), max_size=20))
+def test_floats_come_back_bit_by_bit(samples: list[float]) -> None:
+    back = values.unpack_floats(values.pack_floats(samples))
+    assert values.pack_floats(back) == values.pack_floats(samples)
+    assert str(list(back)) == str(samples)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20))
+def test_integers_come_back_and_other_numbers_are_stored_as_none(samples: list[int]) -> None:
+    assert values.as_integers(samples) == samples
+    assert values.unpack_integers(values.pack_integers(samples)) == tuple(samples)
+    for other in ((), (0.5,), (1.0, math.inf), (math.nan,), (2**63,), (1e300,)):
+        assert values.as_integers(other) is None
+
+
+@given(st.text(st.characters(), max_size=300), st.integers(3, 100))
+def test_clean_text_is_bounded_and_storable(text: str, limit: int) -> None:
+    cleaned = values.clean(text, limit)
+    assert len(cleaned) <= limit
+    assert "\0" not in cleaned
+    cleaned.encode()
+
+
+def test_a_case_that_has_to_repeat_itself_is_another_one() -> None:
+    # A program with a state is executed warm then, so that its latency begins another series.
+    case = Case("mine", "one", ".nets:Last", (InputSpec((8,)),))
+    versions = [
+        values.case_version(msgspec.structs.replace(case, deterministic=one), "source") for one in (None, False, True)
+    ]
+    assert versions[0] == versions[1] != versions[2]
+
+
+# Fields of an attempt are columns of its row and members of its line in an export, each declared once.
+
+
+_OF_THE_ROW = {"recorded_ms", "digest"}
+
+
+def test_every_field_is_a_column_and_every_column_a_field(tmp_path: Path) -> None:
+    place_store(tmp_path / "farm.db")
+    connection = sqlite3.connect(tmp_path / "farm.db")
+    columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(attempt)")}
+    connection.close()
+    fields, line = set(Attempt.__struct_fields__), set(AttemptLine.__struct_fields__)
+    details = {"comparisons", "measurements", "operators", "layers"}
+    assert columns - {"id", "run_job_id", "device_id"} - _OF_THE_ROW == fields - {"job_id", "device"} - details
+    assert line - _OF_THE_ROW - {"job", "artifacts"} == fields - {"job_id"}
+
+
+_RECORDED_AND_CARRIED = """
+from pathlib import Path
+import msgspec
+from farm.results.attempt import Attempt, Stage, Verdict
+from farm.store.records import RunRecord
+from farm.store.store import open_store
+from farm.store.transfer.runs import LineFile, import_runs, runs_in
+from farm.suites.suite import Case, Job, Target
+job = Job(Case("ops", "relu", "torch.nn:ReLU", ()), Target("SM8650", "htp", "8a8w"))
+with open_store("other.db") as store:
+    run_id = store.begin_run(RunRecord("farm run", "ada", "bench", {}))
+    store.plan_jobs(run_id, [job])
+    store.record_attempt(run_id, Attempt(job.id, Verdict.PASSED, Stage.DONE, "", log_chars=7))
+    Path("runs.jsonl").write_bytes(b"".join(store.transfer.export([run_id])))
+with open_store("farm.db") as store, LineFile("runs.jsonl") as lines:
+    import_runs(store.transfer, runs_in([lines]))
+    print(msgspec.json.encode(store.runs.view(run_id)).decode())
+"""
+
+
+def test_the_recipe_of_a_column_records_carries_and_views_it(tmp_path: Path, farm_cache: Path) -> None:
+    field, revision = recipe_code("developers/recipes.md", "Adding a column to attempts")
+    copy = FarmCopy.make(tmp_path, farm_cache)
+    copy.insert("farm/results/attempt.py", "\n\nclass Ending(", field)
+    number = f"{int(REVISION) + 1:04}"
+    revision = revision.replace('down_revision = "0015"', f'down_revision = "{REVISION}"')
+    revision = revision.replace('revision = "0016"', f'revision = "{number}"', 1)
+    (tmp_path / f"farm/store/migrations/versions/rev_{number}_log_chars.py").write_text(revision)
+    done = copy.python("-c", _RECORDED_AND_CARRIED)
+    assert done.returncode == 0, done.stderr
+    [job] = json.loads(done.stdout)["jobs"]
+    assert job["attempts"][0]["log_chars"] == 7
+
+
+# Decisions at the time of recording: the deciding attempt, the kind of a run, and its kind of devices.
+
+
+_DECIDED = """
+    SELECT job.name, run_job.decisive_verdict, attempt.started_ms
+    FROM run_job JOIN job ON job.id = run_job.job_id LEFT JOIN attempt ON attempt.id = run_job.decisive_attempt_id
+"""
+
+
+def rows(address: str, query: str) -> list[tuple[Any, ...]]:
+    with open_store(address, readonly=True) as reader:
+        return reader.ask(query, 1000)[1]
+
+
+def judged(order: Sequence[Verdict]) -> int:
+    """Return the number of the attempt that decides: the last without trouble of the farm, else the last."""
+    numbers = [number for number, verdict in enumerate(order, 1) if verdict is not Verdict.INFRA]
+    return numbers[-1] if numbers else len(order)
+
+
+def test_the_last_verdict_about_the_code_decides_in_the_store_and_in_reports(address: str, make: type[Make]) -> None:
+    orders = [order for count in range(4) for order in itertools.product(Verdict, repeat=count)]
+    jobs = [make.job(f"case_{number}") for number in range(len(orders))]
+    expected = {job.id: (judged(order), order) for job, order in zip(jobs, orders, strict=True)}
+    with open_store(address) as store:
+        run_id = make.begin(store, *jobs)
+        for job, order in zip(jobs, orders, strict=True):
+            for when, verdict in enumerate(order, start=1):
+                store.record_attempt(run_id, make.attempt(job, verdict=verdict, started_ms=when))
+        shown = {job.id: (job.decisive_attempt, job.decisive) for job in store.runs.view(run_id).jobs}
+    found = {name: (verdict, when) for name, verdict, when in rows(address, _DECIDED)}
+    assert found == {
+        job: (order[number - 1], number) if number else (None, None) for job, (number, order) in expected.items()
+    }
+    assert {job: (number, one and one.started_ms) for job, (number, one) in shown.items()} == {
+        job: (number, number or None) for job, (number, _) in expected.items()
+    }
+    assert len(found) == 85
+
+
+def test_of_two_recorders_at_the_same_time_the_store_and_reports_choose_the_same(
+    address: str, make: type[Make]
+) -> None:
+    job = make.job("together")
+    known = {"recorded_ms": 1, "device_id": None, "digest": None}
+
+    def record(connection: Connection, number: int, verdict: Verdict) -> None:
+        run_job = connection.execute(select(schema.run_job)).one()
+        row = {**known, "id": number, "run_job_id": run_job.id}
+        attempt = make.attempt(job, verdict=verdict)
+        insert_attempt_rows(connection, [NewAttempt(row, run_job.job_id, attempt, ())])
+
+    with open_store(address) as store:
+        run_id = make.begin(store, job)
+        # PostgreSQL gives ids before rows are there: the attempt with the greater id may be the first.
+        store._database.write(lambda connection: record(connection, 20, Verdict.PASSED))
+        store._database.write(lambda connection: record(connection, 10, Verdict.FAILED))
+        [shown] = store.runs.view(run_id).jobs
+        assert shown.decisive is not None
+        assert shown.decisive.verdict == store.runs.verdicts(run_id)[job.id].outcome == Verdict.FAILED
+
+
+KINDS = {
+    "farm run --soc SM8650": "suite",
+    "farm pytest tests": "tests",
+    "farm exec ops/relu --virtual 1": "exec",
+    "farm jobs rerun ops/relu": "repro",
+    "farm debug ops/relu": "debug",
+    "somebody's own": "suite",
+}
+
+
+def test_a_run_is_recorded_and_imported_with_its_kind_and_that_of_its_devices(tmp_path: Path) -> None:
+    addresses, file = [str(tmp_path / name) for name in ("home.db", "elsewhere.db")], tmp_path / "runs.jsonl"
+    for address in addresses:
+        place_store(Path(address))
+    with open_store(addresses[0]) as home, open_store(addresses[1]) as elsewhere:
+        for command in KINDS:
+            facts = {"device_kind": "virtual", **({"debug": "intermediate outputs"} if "debug" in command else {})}
+            home.begin_run(RunRecord(command, "ada", "bench", facts))
+        file.write_bytes(b"".join(home.transfer.export([run.id for run in home.transfer.runs()])))
+        with LineFile(str(file)) as lines:
+            import_runs(elsewhere.transfer, runs_in([lines]))
+    for address in addresses:
+        found = rows(address, "SELECT command, run_kind, run_device_kind FROM run")
+        assert sorted(found) == sorted((command, kind, "virtual") for command, kind in KINDS.items())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from store_template import place_store
+from stores import place_store
 
 from farm.base.errors import UsageError
 from farm.results.attempt import (
@@ -25,12 +25,11 @@ from farm.results.attempt import (
     Verdict,
 )
 from farm.results.measurements import counted
-from farm.store.records import ArtifactRecord, BuildRecord, RunRecord
+from farm.store.records import ArtifactRecord, BuildRecord, RunRecord, SkipReason
 from farm.store.store import Store, open_store
-from farm.store.transfer.line_files import LineFile, import_runs, runs_in
 from farm.store.transfer.lines import encode
+from farm.store.transfer.runs import LineFile, import_runs, runs_in
 from farm.store.values import jsonable
-from farm.store.view import SkipReason
 
 if TYPE_CHECKING:
     from conftest import Make

@@ -9,11 +9,11 @@ import psycopg
 import pytest
 from shared_rows import TTL_S, AgentId, agent, claim, job, key, record, shards, submit
 
-from farm.base.exit_codes import ExitCode
-from farm.dispatch.cluster.delivery.worker import finish
+from farm.base.errors import ExitCode
+from farm.dispatch.cluster.delivery import finish
 from farm.store.cluster.part import REFUSED_BY
 from farm.store.cluster.records import NewBuild
-from farm.store.protocol import PROTOCOL
+from farm.store.records import PROTOCOL
 from farm.store.store import Store, open_store
 
 WAITER = """

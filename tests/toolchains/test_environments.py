@@ -1,4 +1,4 @@
-"""Environments that farm makes of a release: of real wheels, of an ExecuTorch that is a few empty files."""
+"""Environments that farm makes, releases of ExecuTorch, and farm's own code in foreign interpreters."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from farm_home import FarmHome
-from made_environments import make_executorch_wheel, make_wheel
+from made_environments import farm_without, make_environment, make_executorch_wheel, make_source_tree, make_wheel
 from small_disk import small_disk
 from waiting import until
 
 from farm.base.errors import InfraError, MissingToolError, UsageError
 from farm.builds.toolchains.environments import about, environment_folder, environments_folder, made_environment
-from farm.builds.toolchains.interpreters import inspect
+from farm.builds.toolchains.interpreters import handover, inspect, process_environment
+
+# Environments that farm makes of a release: of real wheels, of an ExecuTorch that is a few empty files.
+
 
 RELEASE = "1.4.7"
 _MAKE = """
@@ -151,3 +156,102 @@ def test_commands_make_show_and_remove_them(home: FarmHome, index: Path, tmp_pat
     assert "--yes does it" in setup("toolchain", "remove", RELEASE, code=2).stderr
     assert setup("toolchain", "remove", RELEASE, "--yes").stdout.startswith("removed 1 environment, ")
     assert "there is none" in setup("toolchain", "remove", RELEASE, code=2).stderr
+
+
+# farm's code under the interpreter of a toolchain.
+
+
+_LOADED = """
+import sys
+import farm.builds.compile.builder, farm.builds.compile.debug.debugger
+print(*sorted({name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - {"__main__"}))
+print(farm.__file__)
+import coverage.tracer
+try:
+    import sqlalchemy
+except ImportError:
+    print("no sqlalchemy")
+"""
+
+
+def test_a_builder_starts_under_an_interpreter_that_has_nothing_of_farm(tmp_path: Path) -> None:
+    python = make_environment(tmp_path / "env")
+    folder = handover(tmp_path / "cache", python, inspect(python))
+    env = process_environment({"PYTHONPATH": str(folder)})
+    done = subprocess.run([python, "-c", _LOADED], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["farm msgspec", f"{folder}/farm/__init__.py", "no sqlalchemy"], done.stderr
+    assert handover(tmp_path / "cache", python, inspect(python)) == folder
+
+
+def test_what_is_gone_behind_a_link_is_handed_over_anew(tmp_path: Path) -> None:
+    python = make_environment(tmp_path / "env")
+    folder = handover(tmp_path / "cache", python, inspect(python))
+    (folder / "msgspec").unlink()
+    assert (handover(tmp_path / "cache", python, inspect(python)) / "msgspec" / "__init__.py").is_file()
+
+
+def test_an_interpreter_of_another_abi_needs_its_own_msgspec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = make_environment(tmp_path / "env")
+    facts = msgspec.structs.replace(inspect(python), abi="cpython-399-x86_64-linux-gnu")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(MissingToolError, match=r"needs msgspec==.* \(cpython-399.*is the package index reachable"):
+        handover(tmp_path / "cache", python, facts)
+    assert not [path for path in (tmp_path / "cache").rglob("packages-*") if path.is_dir()]
+
+
+# Real releases of ExecuTorch, and a farm that has none of its own.
+
+
+SMOKE = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1")
+
+
+@pytest.mark.whole
+def test_farm_compiles_through_another_environment_without_torch_of_its_own(home: FarmHome, tmp_path: Path) -> None:
+    python = farm_without(tmp_path / "env", "torch", "executorch", "torchao", "transformers", "torchgen", "functorch")
+    alone = replace(home, interpreter=str(python))
+    listed = alone.farm(*SMOKE, "--collect-only")
+    assert (listed.returncode, len(listed.stdout.splitlines())) == (0, 8), listed.stderr
+    refused = alone.farm(*SMOKE, code=6)
+    assert "or name an environment that has it with --toolchain" in refused.stderr
+    assert "no executorch, torch, torchao" in " ".join(alone.farm("setup", "toolchain", "list").stdout.split())
+    wanted = ("doctor", "--soc", "SM8650", "--backend", "xnnpack")
+    assert [alone.farm(*wanted, *more).returncode for more in ((), ("--toolchain", sys.executable))] == [6, 0]
+    # The runner is built against the C++ of that environment, which the shared cache has.
+    answer = alone.json("setup", "toolchain", "check", sys.executable, timeout_s=300)
+    assert [(check["backend"], check["ok"]) for check in answer["checks"]] == [("htp", True), ("xnnpack", True)]
+
+
+@pytest.mark.whole
+def test_a_source_tree_that_cannot_be_imported_says_why(home: FarmHome, tmp_path: Path) -> None:
+    tree = make_source_tree(tmp_path / "tree", "1.5.9", built=True)
+    (tree / "exir" / "__init__.py").write_text("raise RuntimeError('half an edit')\n")
+    checked = home.farm("setup", "toolchain", "check", str(tree), timeout_s=300, code=1)
+    assert checked.stdout.count("RuntimeError: half an edit") >= 2
+
+
+# With -m whole, the next test has jobs of the oldest, which is the most different.
+@pytest.mark.parametrize(
+    "release",
+    [
+        pytest.param("1.3.1", marks=pytest.mark.soak),
+        pytest.param("1.4.1", marks=pytest.mark.soak),
+        pytest.param("1.5.0", marks=pytest.mark.soak),
+    ],
+)
+def test_a_release_compiles_smoke_and_its_programs_run(home: FarmHome, release: str) -> None:
+    home.use_one_builder()
+    facts = home.json(*SMOKE, "--toolchain", release, timeout_s=900)["fingerprint"]
+    assert (facts["executorch"], facts["toolchain"]) == (release, release)
+    home.farm("setup", "toolchain", "check", release, timeout_s=300, code=0)
+
+
+@pytest.mark.whole
+def test_several_toolchains_are_one_run_each_and_layers_are_compared_with_any(home: FarmHome) -> None:
+    home.use_one_builder()
+    both = home.farm(*SMOKE, "-k", "add", "--toolchain", "default", "--toolchain", "1.3.1", timeout_s=600, code=0)
+    assert both.stdout.count("1 passed") == 2
+    assert "toolchain default" in both.stderr
+    home.farm(
+        "debug", "smoke/conv2d", "--soc", "SM8650", "--precision", "8a8w", "--virtual", "--toolchain", "1.3.1",
+        timeout_s=600, code=0)  # fmt: skip

@@ -18,11 +18,16 @@ from farm.base import hashes
 from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
 from farm.builds.bundles.key import bundle_key
-from farm.builds.toolchains.content.distributions import parts_of
-from farm.builds.toolchains.content.identity import PackageTree, ToolchainIdentity, identify
-from farm.builds.toolchains.content.source_state import developed_roots, source_state
+from farm.builds.toolchains.identity import (
+    PackageTree,
+    ToolchainIdentity,
+    developed_roots,
+    identify,
+    parts_of,
+    source_state,
+)
 from farm.builds.toolchains.interpreters import InterpreterFacts, PackageFacts, inspect, own_facts
-from farm.builds.toolchains.prepare import prepare
+from farm.builds.toolchains.selection import prepare
 from farm.builds.toolchains.toolchain import SourceState
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.suite import Job, Target
@@ -153,7 +158,7 @@ def test_the_bridge_counts_by_its_source_as_other_machines_compile_it_to_other_b
     before = environment.content()["qnn_content"]
     assert environment.changed_by("sdk/libQnnHtp.so", "\x7fELF the same bridge of another compiler") == set()
     environment.write(tmp_path / "sources/bridge/qnn_bridge.cpp", "// edited")
-    monkeypatch.setattr("farm.builds.toolchains.content.identity.data_folder", lambda _name: tmp_path / "sources")
+    monkeypatch.setattr("farm.builds.toolchains.identity.data_folder", lambda _name: tmp_path / "sources")
     assert environment.content()["qnn_content"] != before
 
 

@@ -21,8 +21,8 @@ from farm.base.config.settings import Config, load_config
 from farm.base.errors import InfraError, MissingToolError, UsageError
 from farm.base.socs import find_soc
 from farm.builds.runtime.runtime import attached_runtime
-from farm.builds.toolchains.sdk import maven
-from farm.builds.toolchains.sdk.maven import fetch_release, offered_release
+from farm.builds.toolchains import sdk_sources
+from farm.builds.toolchains.sdk_sources import fetch_release, offered_release
 from farm.builds.toolchains.sdks import find_cached, sdk_states
 
 VERSION = "2.47.0"
@@ -162,12 +162,12 @@ def test_an_xml_file_in_another_encoding_than_utf8_is_refused(
 def test_an_archive_that_unpacks_to_more_than_a_runtime_is_refused(
     config: Config, server: MavenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maven, "_MOST_UNPACKED", 10 << 20)
+    monkeypatch.setattr(sdk_sources, "_MOST_UNPACKED", 10 << 20)
     server.publish(VERSION, zipped(aar_files() | {"assets/zeros": bytes(11 << 20)}))
     assert len(server.files[AAR]) < 100_000
     with pytest.raises(InfraError, match="it is larger than any SDK"):
         fetch(config)
-    monkeypatch.setattr(maven, "_MOST_BYTES", 100)
+    monkeypatch.setattr(sdk_sources, "_MOST_BYTES", 100)
     with pytest.raises(InfraError, match="it is not the expected file"):
         fetch(config)
     assert left_over(config) == []

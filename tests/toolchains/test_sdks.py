@@ -25,10 +25,9 @@ from farm.base.config.settings import Config, load_config
 from farm.base.config.toolchains import ToolchainConfig
 from farm.base.errors import FarmError, InfraError, MissingToolError, UsageError
 from farm.builds.runtime.qnn_sdk import linux_files
-from farm.builds.toolchains.sdk import archive as archive_module
-from farm.builds.toolchains.sdk.archive import check_sdk, unpack_sdk
-from farm.builds.toolchains.sdk.downloader import fetch_sdk, offered_sdk
-from farm.builds.toolchains.sdk.wheels import KNOWN_WHEELS, candidates, fetch_wheel_sdk
+from farm.builds.toolchains import sdk_archives as archive_module
+from farm.builds.toolchains.sdk_archives import check_sdk, unpack_sdk
+from farm.builds.toolchains.sdk_sources import KNOWN_WHEELS, candidates, fetch_sdk, fetch_wheel_sdk, offered_sdk
 from farm.builds.toolchains.sdks import (
     cached_sdks,
     installed_sdks,

@@ -22,8 +22,8 @@ import traced_tool
 from forked_command import call
 
 from farm.builds.bundles import reuse
-from farm.builds.bundles.trace import DevelopedRoot, read_trace
-from farm.builds.compile.tracing import may_run_python
+from farm.builds.bundles.reuse import DevelopedRoot, read_trace
+from farm.builds.compile.loaded import may_run_python
 
 
 class Case(NamedTuple):

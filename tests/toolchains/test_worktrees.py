@@ -22,8 +22,7 @@ from farm.base.config.settings import Config, load_config
 from farm.base.config.toolchains import ToolchainConfig
 from farm.base.errors import InfraError, NativeBuildError, UsageError
 from farm.base.git import git
-from farm.builds.toolchains.commits import Checkout, is_native
-from farm.builds.toolchains.worktrees import prune_worktrees, worktree, worktrees
+from farm.builds.toolchains.worktrees import Checkout, is_native, prune_worktrees, worktree, worktrees
 from farm.cli.main import cli
 
 FILES = {

@@ -11,7 +11,7 @@ from adbd_device import DAEMONS, AdbdDevice
 from ssh_server import alive
 
 from farm.base.processes import Supervisor
-from farm.devices.adb.names import adb_target
+from farm.devices.adb.protocol import adb_target
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.virtual.boot import boot
 

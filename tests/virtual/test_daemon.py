@@ -1,11 +1,16 @@
+"""The daemon of a virtual device: its clients, and its storage."""
+
 from __future__ import annotations
 
 import contextlib
+import filecmp
+import hashlib
 import json
 import os
 import resource
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -15,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from waiting import Started, is_idle, listens, until
+from waiting import Started, all_the_time, is_idle, listens, until
 
 from farm.base.errors import InfraError, UnknownNameError
 from farm.base.processes import Supervisor
@@ -23,11 +28,12 @@ from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
 from farm.devices.connect import open_transport
 from farm.devices.virtual import boot as boot_module
 from farm.devices.virtual.__main__ import main
-from farm.devices.virtual.boot import Reviver, boot
+from farm.devices.virtual.boot import Reviver, boot, kept_objects, remove_kept, take_objects, virtual_storage
 from farm.devices.virtual.faults import Fault, clear, inject
 
 if TYPE_CHECKING:
     from conftest import Attached
+
 
 CONNECT = struct.pack("<6I", 0x4E584E43, 0x01000001, 1 << 20, 6, 0, 0x4E584E43 ^ 0xFFFFFFFF) + b"host::"
 
@@ -350,3 +356,218 @@ def kill(supervisor: Supervisor, name: str) -> None:
     child = supervisor.find(name)
     os.kill(child.pid, signal.SIGKILL)
     child.process.wait()
+
+
+# Virtual device through the ordinary adb command; tests of `any_device` run over Android's own daemon as well.
+
+
+def test_getprop(device: Attached) -> None:
+    assert device.adb("shell", "getprop", "ro.soc.model").stdout == b"SM8650\n"
+    assert device.adb("shell", "/system/bin/getprop ro.farm.virtual").stdout == b"1\n"
+    assert device.adb("shell", "getprop ro.none fallback").stdout == b"fallback\n"
+    assert device.adb("shell", "getprop 'ro.*'").stdout == b"\n"
+    everything = device.adb("shell", "getprop").stdout.decode()
+    assert f"[ro.serialno]: [{device.serial}]\n" in everything
+    assert "[ro.build.version.sdk]: [35]\n" in everything
+
+
+def test_a_folder_goes_there_and_back(any_device: Attached, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep/er").mkdir(parents=True)
+    (source / "run.sh").write_text("#!/bin/sh\necho ran $1\n")
+    (source / "run.sh").chmod(0o755)
+    (source / "deep/er/data").write_bytes(os.urandom(300_000))
+    (source / "deep/none").write_bytes(b"")
+    for name in ("a b", "quote's", "$(id)", "new\nline", "Grüße"):
+        (source / "deep" / name).write_text(name)
+    any_device.adb("push", source, "/data/local/tmp/folder")
+    assert any_device.adb("shell", "/data/local/tmp/folder/run.sh 'x  y'").stdout == b"ran x y\n"
+    mode = (any_device.root / "data/local/tmp/folder/deep/none").stat().st_mode
+    assert not stat.S_IMODE(mode) & 0o111
+    any_device.adb("pull", "/data/local/tmp/folder", tmp_path / "back")
+    compared = filecmp.dircmp(source, tmp_path / "back")
+    assert not compared.left_only
+    assert not compared.right_only
+    names = [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
+    assert filecmp.cmpfiles(source, tmp_path / "back", names, shallow=False)[0] == names
+
+
+def test_exit_codes_and_streams(any_device: Attached) -> None:
+    done = any_device.adb("shell", "echo out; echo err >&2; exit 42", check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (42, b"out\n", b"err\n")
+    assert any_device.adb("shell", "kill -9 $$", check=False).returncode == 137
+    old = any_device.adb("shell", "-x", "echo out; echo err >&2; exit 42", check=False)
+    assert (old.returncode, old.stdout) == (0, b"out\nerr\n")
+    assert any_device.adb("shell", "wc -c", stdin=b"x" * 300_000).stdout == b"300000\n"
+
+
+def test_binary_out_and_in(any_device: Attached) -> None:
+    path = any_device.root / "data/local/tmp/binary"
+    # adb hangs up with a packet still under way, and does so at another moment every time.
+    for _ in range(4):
+        path.unlink(missing_ok=True)
+        data = os.urandom(3_000_000)
+        any_device.adb("exec-in", "cat > /data/local/tmp/binary", stdin=data)
+        until(lambda: path.exists() and path.stat().st_size >= 3_000_000, "all bytes")
+    assert any_device.adb("exec-out", "cat /data/local/tmp/binary").stdout == data
+
+
+def test_nothing_of_this_machines_environment_is_seen(device: Attached, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    names = {line.partition("=")[0] for line in device.adb("shell", "env").stdout.decode().splitlines()}
+    allowed = {"PATH", "HOME", "TMPDIR", "ANDROID_DATA", "ANDROID_ROOT", "LANG", "PWD", "OLDPWD", "FARM_PROCESS", "_"}
+    assert names <= allowed | {"SHLVL", "VIRTUAL_LIFE"}
+
+
+def test_only_whole_device_paths_are_mapped(device: Attached) -> None:
+    echoed = device.adb("shell", "echo /data/local/tmp/x /data/local/tmpfs a/data/local/tmp L=/data/local/tmp").stdout
+    here = f"{device.root}/data/local/tmp"
+    assert echoed.decode().split() == [f"{here}/x", "/data/local/tmpfs", "a/data/local/tmp", f"L={here}"]
+
+
+def test_many_files_are_hashed_as_one_is(device: Attached) -> None:
+    root = "/data/local/tmp/hashed"
+    made = f"mkdir {root}; cd {root}; for n in 1 2 3 4 5 6 7 8 9 10; do echo $n >file-$n; done"
+    shown = device.adb("shell", f"{made}; sha256sum -- *; echo and; for one in *; do sha256sum -- $one; done")
+    many, one_by_one = (part.split("\n") for part in shown.stdout.decode().rstrip("\n").split("\nand\n"))
+    assert device.adb("shell", f"cd {root}; sha256sum -- * none", check=False).returncode == 1
+    assert many == one_by_one
+    assert many[0] == f"{hashlib.sha256(b'1' + bytes([10])).hexdigest()}  file-1"
+
+
+def test_links_that_lead_out_are_refused(device: Attached, tmp_path: Path) -> None:
+    for name, target in (("out", "/etc/passwd"), ("up", "../../../../../etc/passwd"), ("fine", "real")):
+        (tmp_path / "links").mkdir(exist_ok=True)
+        (tmp_path / "links" / name).symlink_to(target)
+    (tmp_path / "links/real").write_text("here")
+    device.adb("push", tmp_path / "links", "/data/local/tmp/links", check=False)
+    device.adb("shell", "ln -sf /etc/passwd /data/local/tmp/passwd")
+    for way in ("/data/local/tmp/passwd", "/../../../../etc/passwd", "/etc/passwd", "/.incoming"):
+        refused = device.adb("pull", way, tmp_path / "got", check=False)
+        assert refused.returncode != 0, way
+        assert not (tmp_path / "got").exists()
+    passwd = "/etc/passwd"
+    before = os.stat(passwd)
+    assert device.adb("push", tmp_path / "links/real", "/data/local/tmp/../../../../etc/passwd", check=False).returncode
+    assert os.stat(passwd).st_mtime_ns == before.st_mtime_ns
+
+
+@pytest.mark.parametrize("way", ["shell", "exec-out"])
+def test_hanging_up_tells_one_process_and_what_it_started_lives_on(any_device: Attached, way: str) -> None:
+    """As on a phone, adbd sends SIGHUP to the command of a shell alone, and to no process for `exec-out`."""
+    script = "echo $$; sleep 600 & echo $!; setsid sleep 600 & echo $!; wait"
+    with Started(
+        any_device.command(way, script), env=any_device.environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    ) as shell:
+        assert shell.stdout is not None
+        command, *children = (int(shell.stdout.readline()) for _ in range(3))
+        shell.kill()
+    try:
+        until(lambda: way != "shell" or not any_device.alive(command), "the end of the command")
+        living = children if way == "shell" else [command, *children]
+        assert all_the_time(lambda: all(any_device.alive(pid) for pid in living), 0.2)
+        assert any_device.alive(command) == (way != "shell")
+    finally:
+        any_device.adb("shell", f"kill -9 {command} {' '.join(map(str, children))}", check=False)
+
+
+def test_a_program_that_writes_to_nobody_ends(any_device: Attached) -> None:
+    with Started(
+        any_device.command("exec-out", "echo $$; exec yes"), env=any_device.environment, stdout=subprocess.PIPE
+    ) as shell:
+        assert shell.stdout is not None
+        pid = int(shell.stdout.readline())
+        shell.kill()
+    until(lambda: not any_device.alive(pid), "the end of the program", 60)
+
+
+def test_files_have_the_rights_that_adbd_gives_them(any_device: Attached, tmp_path: Path) -> None:
+    for mode in (0o600, 0o755, 0o744, 0o444):
+        source = tmp_path / f"{mode:o}"
+        source.write_bytes(b"x")
+        source.chmod(mode)
+        any_device.adb("push", source, f"/data/local/tmp/rights/deep/{mode:o}")
+    any_device.adb("shell", "mkdir /data/local/tmp/rights/made; touch /data/local/tmp/rights/written")
+    folder = any_device.root / "data/local/tmp/rights"
+    modes = {str(path.relative_to(folder)): f"{path.stat().st_mode & 0o777:o}" for path in folder.rglob("*")}
+    expected = {"deep/600": "666", "deep/755": "777", "deep/744": "777", "deep/444": "444"}
+    assert modes == {**expected, "deep": "775", "made": "777", "written": "666"}
+    assert any_device.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_cannot_be_a_file_is_refused_in_adbds_words(any_device: Attached, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("new")
+    for place, words in (
+        # adb looks first and pushes into the folder, where a folder with the file's name exists.
+        ("folder.txt", "couldn't create file: Is a directory"),
+        ("no-such-folder/", "couldn't create file: Is a directory"),
+        ("plain/below", "Not a directory"),
+    ):
+        (any_device.root / "data/local/tmp/folder.txt/file").mkdir(parents=True, exist_ok=True)
+        (any_device.root / "data/local/tmp/plain").write_text("old")
+        done = any_device.adb("push", tmp_path / "file", f"/data/local/tmp/{place}", check=False)
+        assert (done.returncode, words in (done.stdout + done.stderr).decode()) == (1, True), (place, done)
+    assert not (any_device.root / "data/local/tmp/no-such-folder").exists()
+    assert (any_device.root / "data/local/tmp/plain").read_text() == "old"
+
+
+# Pushed files that virtual devices keep from one command to the next.
+
+
+OBJECTS = "data/local/tmp/farm/objects"
+
+
+def _push(storage: Path, name: str, size: int = 3, used_s: int = 0) -> None:
+    place = storage / SERIAL / OBJECTS
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / name).open("wb") as file:
+        file.truncate(size)
+    os.utime(place / name, (used_s, used_s))
+
+
+def _found(cache: Path, storage: Path) -> list[str]:
+    take_objects(cache, storage / SERIAL)
+    return sorted(path.name for path in storage.glob(f"{SERIAL}/{OBJECTS}/*"))
+
+
+def test_the_next_command_finds_the_pushed_objects_and_nothing_else(tmp_path: Path) -> None:
+    with virtual_storage(tmp_path, "first") as storage:
+        assert _found(tmp_path, storage) == []
+        _push(storage, "program")
+        (storage / SERIAL / OBJECTS).chmod(0o777)
+        (storage / SERIAL / "data/local/tmp/farm/run-1").mkdir()
+    assert [(Path(one.path).name, one.files, one.nbytes) for one in kept_objects(tmp_path)] == [(SERIAL, 1, 3)]
+    with virtual_storage(tmp_path, "second") as storage:
+        assert _found(tmp_path, storage) == ["program"]
+        assert [path.name for path in (storage / SERIAL / "data/local/tmp/farm").iterdir()] == ["objects"]
+        assert kept_objects(tmp_path) == []
+
+
+def test_commands_at_the_same_time_share_no_file(tmp_path: Path) -> None:
+    with virtual_storage(tmp_path, "before") as storage:
+        _push(storage, "program")
+    with virtual_storage(tmp_path, "first") as first:
+        assert _found(tmp_path, first) == ["program"]
+        with virtual_storage(tmp_path, "second") as second:
+            assert _found(tmp_path, second) == []
+            _push(second, "other")
+    with virtual_storage(tmp_path, "after") as storage:
+        assert _found(tmp_path, storage) == ["other"]
+
+
+def test_the_least_recently_used_objects_beyond_one_gigabyte_are_removed(tmp_path: Path) -> None:
+    with virtual_storage(tmp_path, "first") as storage:
+        for number in range(3):
+            _push(storage, str(number), size=500 << 20, used_s=number)
+    with virtual_storage(tmp_path, "second") as storage:
+        assert _found(tmp_path, storage) == ["1", "2"]
+
+
+def test_objects_without_a_use_for_some_time_can_be_removed(tmp_path: Path) -> None:
+    with virtual_storage(tmp_path, "first") as storage:
+        _push(storage, "program")
+    assert kept_objects(tmp_path, unused_s=3600) == []
+    remove_kept(kept_objects(tmp_path))
+    assert kept_objects(tmp_path) == []
+    with virtual_storage(tmp_path, "second") as storage:
+        assert _found(tmp_path, storage) == []

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from farm.base.errors import ConfigError, UnknownNameError
-from farm.base.ids import NAME
+from farm.base.forms import NAME
 from farm.base.socs import SOC_NAME, find_soc, is_soc, load_socs
 
 ADB_PORT = 5037

@@ -60,7 +60,7 @@ class ToolchainConfig(msgspec.Struct, frozen=True):
     executorch: Path | None = None
     """Folder of its `executorch` package, known after selection; None for the package in farm's environment."""
     native: dict[str, Path] = {}
-    """Build folders of ExecuTorch by target, as `farm.builds.runtime.native.targets` names them."""
+    """Build folders of ExecuTorch by target, as `farm.builds.runtime.native` names them."""
     build: tuple[str, ...] = ()
     """Command that builds the native parts of a checkout, in its folder."""
     commit_url: str = ""

@@ -1,16 +1,4 @@
-"""Bundle: the result of compiling a job, a folder addressed by the hash of all its ingredients.
-
-manifest.json
-model.pte
-inputs/input_{sample}_{index}.raw            native dtype, in the memory order of the program
-reference_fp32/output_{sample}_{index}.raw   outputs of the FP32 module, in the same way
-reference_quantized/output_{sample}_{index}.raw  outputs of the quantized module, on the CPU; none in floating point
-origins.json                    module path and source line of nodes; missing if all are unknown
-op_packages/{place}/{hash}.so   the case's own operators for the machines of PACKAGES_OF, if it has some
-saver/                          QNN's calls as C code, and their data; only if the case requests them
-optrace/                        graphs and their schematics, for the SDK's tools; only if compiled for them
-build.log
-"""
+"""Bundle: the result of compiling a job, a folder addressed by the hash of all its ingredients."""
 
 from __future__ import annotations
 
@@ -24,14 +12,26 @@ import msgspec
 from farm.base.errors import BundleError
 from farm.base.hashes import sha256_of
 from farm.base.socs import find_soc
-from farm.suites.accuracy.asked import Likelihoods
+from farm.suites.accuracy.texts import Likelihoods
 from farm.suites.features import why_on_device
 from farm.suites.figures import REFERENCES
-from farm.suites.state import State
+from farm.suites.suite import State
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+# Bundle: the result of compiling a job, a folder addressed by the hash of all its ingredients.
+#
+# manifest.json model.pte inputs/input_{sample}_{index}.raw native dtype, in the memory order of the program
+# reference_fp32/output_{sample}_{index}.raw outputs of the FP32 module, in the same way
+# reference_quantized/output_{sample}_{index}.raw outputs of the quantized module, on the CPU; none in floating point
+# origins.json module path and source line of nodes; missing if all are unknown op_packages/{place}/{hash}.so the
+# case's own operators for the machines of PACKAGES_OF, if it has some saver/ QNN's calls as C code, and their data;
+# only if the case requests them optrace/ graphs and their schematics, for the SDK's tools; only if compiled for them
+# build.log
+
 
 MANIFEST = "manifest.json"
 MODEL = "model.pte"
@@ -277,9 +277,65 @@ def read_tensor(path: Path, spec: TensorSpec) -> NDArray[np.generic]:
     """Return the tensor in a raw file, in C order. Raises ValueError for a size other than `spec.nbytes`."""
     import numpy as np
 
-    from farm.builds.program.layout import from_memory
+    from farm.builds.program.pte import from_memory
 
     size = path.stat().st_size
     if size != spec.nbytes:
         raise ValueError(f"{path.name} has {size} bytes, expected {spec.nbytes} for {spec}")
     return from_memory(np.fromfile(path, dtype=np.dtype(spec.dtype)), spec.shape, spec.order)
+
+
+# Origins of a program's nodes: module of the model and line of its code.
+
+
+ORIGINS = "origins.json"
+"""Name of the file with the origins in a bundle; missing if all are unknown."""
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """Origin of a node."""
+
+    module: str
+    """Path of the module in the model, `layers.3.conv`; empty for the model itself and if unknown."""
+    source: str
+    """Line of code, `models/text.py:42`, relative to the folder that contains the suite or to Python's search path;
+    empty if unknown."""
+
+
+class Origins(msgspec.Struct, frozen=True):
+    """Known origins of a program's nodes."""
+
+    calls: dict[int, dict[str, Origin]] = {}
+    """Origins of delegated nodes, by the instruction of the delegate's call and the node's name `aten_relu_default`."""
+    kernels: dict[int, Origin] = {}
+    """Origins of operators on the CPU, by their instruction."""
+
+    def __bool__(self) -> bool:
+        return bool(self.kernels) or any(self.calls.values())
+
+
+UNKNOWN = Origin("", "")
+NO_ORIGINS = Origins()
+
+
+def place_of(origin: Origin) -> str:
+    """Return ` (module layers.3, models/text.py:42)`; "" for an unknown origin."""
+    known = (f"module {origin.module}" if origin.module else "", origin.source)
+    return f" ({', '.join(filter(None, known))})" if any(known) else ""
+
+
+def read_origins(folder: Path) -> Origins:
+    """Return the known origins of the bundle in `folder`. Raises BundleError for an unreadable file."""
+    path = folder / ORIGINS
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Origins)
+    except FileNotFoundError:
+        return NO_ORIGINS
+    except (OSError, msgspec.DecodeError) as error:
+        raise BundleError(f"{path}: {error}: run 'farm setup cache prune --all --yes' and build again") from None
+
+
+def write_origins(folder: Path, origins: Origins) -> None:
+    """Write `origins` into the bundle in `folder`; no file if all are unknown."""
+    if origins:
+        (folder / ORIGINS).write_bytes(msgspec.json.encode(origins))

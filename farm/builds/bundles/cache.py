@@ -15,9 +15,8 @@ from pathlib import Path
 import msgspec
 
 from farm.base.errors import BundleError, UsageError
-from farm.base.ids import is_bundle_key
-from farm.base.publish import half_made, published, sweep, sweep_own, withdraw, without_owner
-from farm.base.trust import require_own
+from farm.base.files import half_made, published, require_own, sweep, sweep_own, withdraw, without_owner
+from farm.base.forms import is_bundle_key
 from farm.builds.bundles.bundle import MANIFEST, Bundle, load_bundle
 
 
@@ -140,7 +139,7 @@ def _whole(folder: Path) -> Bundle | None:
 
 
 # Leftovers of interrupted compiles. A bundle is made in a `.partial` folder, and a builder has a folder of its own,
-# its TMPDIR as well. Both have a lock that their process holds until its end (farm/base/publish.py): a folder without
+# its TMPDIR as well. Both have a lock that their process holds until its end (farm/base/files.py): a folder without
 # a lock holder is a leftover. The pool removes the leftovers of its builders; after a killed farm process, the next
 # farm process removes them.
 

@@ -1,10 +1,14 @@
-"""Address of a bundle: a hash of all its ingredients. Torch-free."""
+"""Address of a bundle: a hash of all its ingredients, among them the code of its case, which is not imported."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
+import re
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,26 +17,259 @@ import msgspec
 
 from farm.base.backends.registry import BACKENDS, find_backend
 from farm.base.errors import MissingToolError
-from farm.base.hashes import let_the_clock_pass
+from farm.base.hashes import is_read, let_the_clock_pass, sha256_of
+from farm.base.paths import files_below
 from farm.base.socs import find_soc
-from farm.builds.bundles.source import package_state, source_digest, source_place, suite_files
 from farm.suites.options import compile_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+    from importlib.machinery import ModuleSpec
 
     from farm.suites.suite import Case, Job
+
+
+# Location and hash of the code of a case, found without importing it.
+
+
+_SITES = ("site-packages", "dist-packages")
+_NAME = rb"[A-Za-z_]\w*"
+# An import at the begin of a line, or behind `;` or `:` in it; `import a, b` goes on behind a backslash at its end.
+_IMPORT = re.compile(
+    rb"(?:^|[;:])[ \t]*(?:from[ \t]+(?P<one>" + _NAME + rb")|import[ \t]+(?P<several>(?:[^\r\n#;\\]|\\\r?\n)+))",
+    re.MULTILINE,
+)
+_IMPORTED = re.compile(rb"(?:^|,)[\s\\]*(" + _NAME + rb")")
+# Packages whose content is in every key.
+_VERSIONED = ("torch", "executorch", "torchao")
+# Files that farm reads in a folder with the layout of Hugging Face's hub.
+_OF_HUGGING_FACE = (
+    "config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "tokenizer.model"
+)  # fmt: skip
+
+
+def source_place(case: Case) -> tuple[str, ...]:
+    """Return the places that `source_digest` reads: cases with the same places have the same digest."""
+    return (case.folder, case.module.partition(":")[0], *case.files)
+
+
+def suite_files(case: Case) -> list[Path]:
+    """Return the files below the folder of a suite that `source_digest` reads; none for an installed module's code."""
+    found = named_files(case)
+    name = case.module.partition(":")[0]
+    return [*found, *(path for _, path in _code_files(case, name))] if name.startswith(".") else found
+
+
+def named_files(case: Case) -> list[Path]:
+    """Return the files that `case` and its task name, and the model files in its named folders."""
+    folders = case.generate.folders if case.generate is not None else ()
+    found: list[Path] = []
+    for name in case.files:
+        path = Path(case.folder, name)
+        found += sorted({one for kind in _OF_HUGGING_FACE for one in path.glob(kind)}) if name in folders else [path]
+    if case.generate is not None and case.generate.task:
+        # Imported late, as this import loads a YAML parser.
+        from farm.suites.accuracy.tasks import read_task
+
+        found += read_task(Path(case.folder, case.generate.task)).files[1:]
+    return found
+
+
+def _code_files(case: Case, name: str) -> Iterator[tuple[Path, Path]]:
+    """Yield the Python files in the suite's folder; for `..name` the files beside it that take part, by short names."""
+    folder = Path(case.folder)
+    if not name.startswith(".."):
+        yield from ((path.relative_to(folder), path) for path in _python_files(folder))
+        return
+    root = folder.parent
+    left = [name[2:].partition(".")[0]]
+    seen: set[str] = set()
+    while left:
+        sibling = left.pop(0)
+        if sibling in seen:
+            continue
+        place, module = root / sibling, root / f"{sibling}.py"
+        found = [(path.relative_to(root if seen else place), path) for path in _python_files(place)]
+        found += [(module.relative_to(root), module)] if module.is_file() else []
+        seen.add(sibling)
+        for short, path in found:
+            yield short, path
+            left += sorted(_siblings(path, root))
+
+
+def _python_files(folder: Path) -> list[Path]:
+    return sorted(path for path in files_below(folder) if path.suffix == ".py")
+
+
+def _siblings(path: Path, root: Path) -> set[str]:
+    """Return the names directly below `root` that a file imports by dots: `from ..other import Net`."""
+    level = len(path.relative_to(root).parts)
+    nodes = (node for node in _imports(path.read_bytes()) if isinstance(node, ast.ImportFrom) and node.level == level)
+    return {
+        name
+        for node in nodes
+        for name in ([node.module.partition(".")[0]] if node.module else [alias.name for alias in node.names])
+    }
+
+
+def source_digest(case: Case) -> str:
+    """Return a hash of the code that makes the module of `case`, and of the files that it names.
+
+    A module in the suite's folder counts with every Python file there, as they may import each other. A module beside
+    that folder counts with every file of its own folder, and of the folders beside it that these import. Packages that
+    they import count: an installed wheel by its version, a package in a source folder by its content and its own
+    imports. A module of an installed package counts by its file, and a package that is no wheel by its content as
+    well; torch, torchao and executorch are in every key by their own content.
+    """
+    digest = hashlib.sha256()
+    for path in named_files(case):
+        digest.update(sha256_of(path).encode())
+    name = case.module.partition(":")[0]
+    if name.startswith("."):
+        for short, path in _code_files(case, name):
+            digest.update(str(short).encode() + b"\0")
+            code = path.read_bytes()
+            digest.update(hashlib.sha256(code).digest())
+            for package in sorted(_imported(code)):
+                digest.update(f"{package} {_state(package)}".encode())
+    elif name.partition(".")[0] not in _VERSIONED:
+        path_or_none = _installed_file(name)
+        if path_or_none is not None:
+            digest.update(path_or_none.read_bytes())
+        package = name.partition(".")[0]
+        if not _is_wheel(package, _places(package)):
+            digest.update(_state(package).encode())
+    return digest.hexdigest()
+
+
+def _imported(code: bytes) -> set[str]:
+    """Return the top-level names of the packages that a file imports."""
+    nodes = _imports(code)
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.partition(".")[0] for name in found} - {*_VERSIONED, *sys.stdlib_module_names}
+
+
+def _imported_fast(code: bytes) -> set[str]:
+    """Return the top-level names that a file of a package imports, perhaps more; parsing takes twenty times as long."""
+    found = set[bytes]()
+    for match in _IMPORT.finditer(code):
+        found.update([match["one"]] if match["one"] else _IMPORTED.findall(match["several"]))
+    return {name.decode() for name in found}
+
+
+def _imports(code: bytes) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports of a file; none for code that does not parse."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError):
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def _state(package: str) -> str:
+    """Return the state of a package: the versions of its wheels, or its content and the state of its imports."""
+    state, imported = package_state(package)
+    left, seen = sorted(imported), {package}
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            own, imported = package_state(name)
+            state += f"\0{name} {own}"
+            left += sorted(imported)
+    return state
+
+
+@functools.cache
+def package_state(package: str) -> tuple[str, frozenset[str]]:
+    """Return the state of a package alone, and its imports; a wheel's version stands for its imports."""
+    places = _places(package)
+    if not places:
+        return "", frozenset()
+    if _is_wheel(package, places):
+        return _versions(package), frozenset()
+    digest, imported = hashlib.sha256(), set[str]()
+    for path, name in sorted(_files(places)):
+        content = path.read_bytes()
+        digest.update(f"{name}\0".encode() + hashlib.sha256(content).digest())
+        if path.suffix == ".py":
+            imported |= _imported_fast(content)
+    return digest.hexdigest(), frozenset(imported - {package, *_VERSIONED, *sys.stdlib_module_names})
+
+
+def _is_wheel(package: str, places: Iterable[Path]) -> bool:
+    """Return whether a package was installed as a wheel, rather than linked to a source folder."""
+    found = list(places)
+    # A missing package has no wheel, and a search through all wheels takes a third of a second.
+    return bool(found) and all(place.parent.name in _SITES for place in found) and bool(_versions(package))
+
+
+def _versions(package: str) -> str:
+    """Return the versions of the wheels that have a package; empty if no wheel has it."""
+    # Most wheels have the name of their package; a search through all of them is slow.
+    try:
+        return importlib.metadata.version(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        wheels = sorted(set(_wheels().get(package, ())))
+    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in wheels)
+
+
+@functools.cache
+def _wheels() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
+
+
+def _spec(package: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+
+
+def _places(package: str) -> list[Path]:
+    """Return the folders of a package, or the file of a module."""
+    if (spec := _spec(package)) is None:
+        return []
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    return folders or ([Path(spec.origin)] if spec.origin and spec.has_location else [])
+
+
+def _files(places: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    for place in places:
+        if not place.is_dir():
+            yield place, place.name
+        for path in files_below(place):
+            name = path.relative_to(place).as_posix()
+            if is_read(name) and not any(part.startswith(".") for part in name.split("/")):
+                yield path, name
+
+
+def _installed_file(name: str) -> Path | None:
+    # find_spec of a dotted name would import its parents.
+    top, *rest = name.split(".")
+    if (spec := _spec(top)) is None:
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    bases = (Path(folder, *rest) for folder in spec.submodule_search_locations or ())
+    places = (place for base in bases for place in (base.with_suffix(".py"), base / "__init__.py"))
+    return next((place for place in places if place.is_file()), None)
+
+
+# Address of a bundle: a hash of all its ingredients. Torch-free.
+
 
 # Files below farm/ whose code decides the content of bundles: a change of a file makes new bundles. A bundle depends
 # only on the flow of its own backend.
 _RECIPE = (
     "builds/compile/flows/*.py", "builds/compile/flows/shortcuts/*.py", "builds/bundles/bundle.py",
-    "builds/bundles/origins.py", "builds/bundles/ready.py",
-    "builds/program/canonical.py", "builds/program/pte.py", "builds/program/flatbuffer.py", "builds/program/layout.py",
+    "builds/bundles/ready.py",
+    "builds/program/canonical.py", "builds/program/pte.py", "builds/program/flatbuffer.py", "builds/program/pte.py",
 )  # fmt: skip
 # Further files of the recipe for cases that generate text.
 _RECIPE_OF_TEXT = (
-    "builds/compile/llm/*.py", "builds/bundles/generation.py", "suites/architectures.py", "suites/generate.py",
+    "builds/compile/llm/*.py", "builds/bundles/generation.py", "suites/generate.py",
     "suites/prompts.py", "suites/accuracy/*.py",
 )  # fmt: skip
 

@@ -26,11 +26,11 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import msgspec
 
 from farm.base.errors import FarmError
+from farm.base.files import own_folder
 from farm.base.fork_server import take_name
-from farm.base.publish import own_folder
 from farm.builds.bundles.cache import BundleCache, builder_folders, work_in
-from farm.builds.bundles.trace import write_trace
-from farm.builds.compile.loaded import LoadedFiles, import_from_source
+from farm.builds.bundles.reuse import write_trace
+from farm.builds.compile.loaded import LoadedFiles, import_from_source, start_tracer
 from farm.builds.compile.protocol import (
     BEGAN,
     BUILDER_NAME,
@@ -43,14 +43,13 @@ from farm.builds.compile.protocol import (
     reply_pipe,
 )
 from farm.builds.compile.torch_graphs import TorchGraphs
-from farm.builds.compile.tracing import start_tracer
 from farm.builds.compile.watched import watched_failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from farm.builds.bundles.bundle import Manifest
-    from farm.builds.compile.tracing import Tracer
+    from farm.builds.compile.loaded import Tracer
 
 # Higher than the score of a user's programs (the most is 1000): the kernel ends a builder first, which is replaced.
 _OOM_SCORE = "500"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from farm.base import memory
+from farm.base import machine
+from farm.base.files import sweep_own
 from farm.base.processes import ready_of
-from farm.base.publish import sweep_own
 from farm.builds.bundles.cache import builder_folders, folder_size
 from farm.builds.compile.protocol import BEGAN, CRASHES, BuildReply, BuildRequest, exit_reason
 from farm.builds.toolchains.interpreters import process_environment
@@ -135,7 +135,7 @@ class CompilerProcess:
 
     def _is_greedy(self, most_mb: int) -> bool:
         most = most_mb * _MEGABYTE
-        return memory.resident_bytes(self._child.pid) > most and memory.own_bytes(self._child.pid) > most
+        return machine.resident_bytes(self._child.pid) > most and machine.own_bytes(self._child.pid) > most
 
 
 class BuilderProcess(CompilerProcess):
@@ -164,7 +164,7 @@ class BuilderProcess(CompilerProcess):
 
     def has_grown(self, recycle_mb: int) -> bool:
         """Return whether more than `recycle_mb` of memory or a full folder exclude the builder from another job."""
-        if memory.resident_bytes(self._child.pid) > recycle_mb * _MEGABYTE:
+        if machine.resident_bytes(self._child.pid) > recycle_mb * _MEGABYTE:
             return True
         return folder_size(builder_folders(self._cache_root) / self._name)[1] > _MOST_LEFT_BYTES
 

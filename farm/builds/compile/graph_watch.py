@@ -16,10 +16,9 @@ from executorch.backends.qualcomm.utils.constants import QCOM_QUANT_ATTRS, QCOM_
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from torch.export import ExportedProgram
 
-from farm.builds.bundles.origins import Origin, place_of
+from farm.builds.bundles.bundle import Origin, place_of
 from farm.builds.compile.flows import qualcomm
-from farm.builds.compile.flows.delegation import visited_nodes
-from farm.builds.compile.flows.node_origins import known_origins, origin_of, source_places
+from farm.builds.compile.flows.edge_nodes import known_origins, origin_of, source_places, visited_nodes
 from farm.builds.compile.flows.shortcuts.tried import replaced
 from farm.suites.suite import Case
 

@@ -8,7 +8,7 @@ import os
 import sys
 from operator import attrgetter
 
-from farm.base.memory import resident_bytes
+from farm.base.machine import resident_bytes
 
 # Caches with whole programs in their keys: module, and function of it that empties the cache. torch keeps results of
 # operations on fake tensors, and the call of a delegate has its lowered module as an argument; ExecuTorch keeps its

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from farm.base.files import published, weakness_inside
 from farm.base.hashes import hash_files
-from farm.base.publish import published
-from farm.base.trust import weakness_inside
 from farm.builds.runtime.runtime import EXECUTORCH_LIBRARIES, Runtime, remade
 
 _FOLDER, _RECORD, _FILES = "runtimes", "runtime.json", "files"

@@ -1,15 +1,30 @@
-"""Search for the pip packages that the runtime is made from, without importing them.
-
-`importlib.metadata` is imported where it is used: device processes search no distribution, and it takes 20 ms to load.
-"""
+"""Python packages that farm needs for some of its work: their folders and tools, and wheels that pip downloads."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from farm.base.errors import MissingToolError
+from farm.base.errors import InfraError, MissingToolError
+from farm.base.files import published
+from farm.base.processes import ask_program
+
+if TYPE_CHECKING:
+    import importlib.metadata
+
+
+# Search for the pip packages that the runtime is made from, without importing them.
+#
+# `importlib.metadata` is imported where it is used: device processes search no distribution, and it takes 20 ms to
+# load.
+
 
 # Packages that a toolchain may provide instead of farm's own environment.
 _OF_TOOLCHAINS = ("executorch", "torch")
@@ -63,3 +78,117 @@ def packaged_tool(distribution: str, extra: str) -> Path:
 def install_hint(extra: str) -> str:
     """Return the command that installs an optional dependency group."""
     return f"pip install 'snapdragon-farm[{extra}]'"
+
+
+# Python packages built for another machine: fetched by pip, of the version that is installed here.
+
+
+logger = logging.getLogger(__name__)
+
+# Part of the folder's name: other unpacked files need another number, and so another folder.
+_LAYOUT = "1"
+# pip has its own timeout for a dead network; this limit is for a very slow one.
+_PIP_SECONDS = 1800
+# PEP 600. The oldest one is also called manylinux2014.
+_MANYLINUX = re.compile(r"manylinux_2_(\d+)_x86_64")
+_OLDEST_GLIBC = 17
+_PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
+
+
+def wheel_folder(cache_dir: Path, distribution: str, machine: str, extra: str, version: str = "") -> Path:
+    """Return where `fetch_wheel` unpacks, whether or not it has. Raises MissingToolError."""
+    version = version or _installed(distribution, extra).version
+    return cache_dir / "wheels" / f"{distribution}-{version}-{_PYTHON}-{machine}-{_LAYOUT}"
+
+
+def fetch_wheel(
+    cache_dir: Path,
+    distribution: str,
+    machine: str,
+    extra: str,
+    keep: tuple[str, ...],
+    *,
+    version: str = "",
+) -> Path:
+    """Return a folder with the unpacked wheel for Linux on `machine`, fetched on the first call.
+
+    The wheel has `version`, by default the installed distribution's version, and the installed one's Python and
+    platform; the optional dependency group `extra` brings the installed one. Only files whose path starts with an entry
+    of `keep` and the package's metadata are unpacked. pip's own configuration selects the index. Raises
+    MissingToolError if the wheel does not exist or cannot be downloaded.
+    """
+    installed = _installed(distribution, extra)
+
+    def fetch(folder: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as scratch:
+            wheel = _download(installed, machine, Path(scratch), version)
+            _unpack(wheel, folder, keep)
+
+    return published(wheel_folder(cache_dir, distribution, machine, extra, version), fetch)
+
+
+def _installed(distribution: str, extra: str) -> importlib.metadata.Distribution:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        raise MissingToolError(
+            f"the Python package {distribution} is needed and it is not installed: {install_hint(extra)}"
+        ) from None
+
+
+def _platforms(installed: importlib.metadata.Distribution, machine: str) -> list[str]:
+    """Return the platform tags of the installed wheel, for another machine."""
+    lines = (installed.read_text("WHEEL") or "").splitlines()
+    tags = [tag for line in lines if line.startswith("Tag:") for tag in line.rpartition("-")[2].strip().split(".")]
+    glibcs = [int(found[1]) for tag in tags if (found := _MANYLINUX.fullmatch(tag))]
+    # A wheel built from sources has the tag linux_x86_64, without a glibc; published wheels need 2.28.
+    newest = max(glibcs, default=28)
+    # The wheel for another machine may need only an older glibc, and pip accepts listed tags alone.
+    names = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
+    return [*names, f"manylinux2014_{machine}"]
+
+
+def pip_download(wanted: str, machine: str, options: list[str], folder: Path) -> Path:
+    """Download the wheel `wanted` for `machine` ("" for this one) into `folder` with pip, and return its path.
+
+    pip's own configuration selects the index. Raises MissingToolError.
+    """
+    argv = [sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    argv += ["--only-binary=:all:", *options, "--progress-bar=off", f"--dest={folder}", wanted]
+    whose = f"{machine} wheel" if machine else "wheel"
+    try:
+        answer = ask_program(argv, _PIP_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise MissingToolError(f"the {whose} of {wanted} was not fetched within {_PIP_SECONDS} s: try again") from None
+    for line in (*answer.output.splitlines(), *answer.errors.splitlines()):
+        logger.debug("%s", line)
+    wheels = list(folder.glob("*.whl"))
+    if answer.code != 0 or len(wheels) != 1:
+        raise MissingToolError(
+            f"the {whose} of {wanted} cannot be fetched: {answer.reason}: check the network and pip's configuration "
+            "(PIP_FIND_LINKS may name a folder that has the wheel) and run the same again"
+        )
+    return wheels[0]
+
+
+def _download(installed: importlib.metadata.Distribution, machine: str, folder: Path, version: str) -> Path:
+    name, platforms = installed.metadata["Name"], _platforms(installed, machine)
+    # A label such as +cpu belongs to the installed build and does not exist for another machine.
+    wanted = f"{name}=={version or installed.version.partition('+')[0]}"
+    options = ["--implementation=cp", f"--abi={_PYTHON}", f"--python-version={_PYTHON[2:]}"]
+    options += [f"--platform={platform}" for platform in platforms]
+    logger.info("fetching %s for %s or older", wanted, platforms[0])
+    return pip_download(wanted, machine, options, folder)
+
+
+def _unpack(wheel: Path, folder: Path, keep: tuple[str, ...]) -> None:
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.startswith(keep) or ".dist-info/" in name]
+            archive.extractall(folder, names)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise InfraError(f"{wheel.name} is damaged ({error}): run the same again to fetch it anew") from None

@@ -8,11 +8,10 @@ from pathlib import Path
 import msgspec
 
 from farm.base.errors import InfraError, MissingToolError
+from farm.base.files import require_own
 from farm.base.text import one_line
-from farm.base.trust import require_own
-from farm.builds.runtime.native.targets import OE_LINUX
-from farm.builds.runtime.native.wheels import fetch_wheel, wheel_folder
-from farm.builds.runtime.packages import package_version
+from farm.builds.runtime.native import OE_LINUX
+from farm.builds.runtime.packages import fetch_wheel, package_version, wheel_folder
 
 ANDROID_FOLDER = "aarch64-android"
 LINUX_FOLDER = "aarch64-oe-linux-gcc*"

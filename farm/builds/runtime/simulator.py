@@ -20,13 +20,10 @@ from types import MappingProxyType
 import msgspec
 
 from farm.base.errors import MissingToolError
+from farm.base.files import published, require_own
 from farm.base.hashes import hash_files
 from farm.base.processes import ask_program
-from farm.base.publish import published
-from farm.base.trust import require_own
-from farm.builds.runtime.native.build import NativeBuild, build_native
-from farm.builds.runtime.native.executorch import NativeExecutorch
-from farm.builds.runtime.native.targets import BRIDGE
+from farm.builds.runtime.native import BRIDGE, NativeBuild, NativeExecutorch, build_native
 from farm.builds.runtime.packages import install_hint, package_folder
 
 TARGET = "x86_64-linux-clang"

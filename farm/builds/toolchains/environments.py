@@ -25,9 +25,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from farm.base.errors import MissingToolError, UsageError
-from farm.base.publish import published
-from farm.builds.toolchains.generations import generation_of, is_supported
-from farm.builds.toolchains.pip import pip_install
+from farm.base.files import published
+from farm.builds.toolchains.interpreters import generation_of, is_supported, pip_install
 
 logger = logging.getLogger(__name__)
 

@@ -1,21 +1,30 @@
-"""Interpreters: their packages and search path, and the start of their processes."""
+"""Python interpreters of toolchains: their facts, generations of ExecuTorch, pip, and farm's own code in them."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from farm.base.errors import MissingToolError
-from farm.base.processes import ask_program
+import farm
+from farm.base.errors import InfraError, MissingToolError, UsageError
+from farm.base.files import published
+from farm.base.processes import Supervisor, ask_program
+from farm.builds.runtime.packages import package_version
 from farm.builds.toolchains import probe
+
+# Interpreters: their packages and search path, and the start of their processes.
+
 
 LEAST_PYTHON = (3, 11)
 """Oldest Python of a toolchain, whose processes run farm's own code."""
@@ -126,3 +135,191 @@ def process_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 def _path(kind: type, text: Any) -> Any:
     return kind(text)
+
+
+# Differences between releases of ExecuTorch in starting their processes, and the releases that farm compiles with.
+#
+# Differences in calls are in farm/builds/compile/flows, beside the calls.
+
+
+OLDEST = "1.3.1"
+"""Before it, ExecuTorch's Qualcomm backend has no LPAI, whose names farm's flow imports."""
+NEWEST = "1.5.1"
+"""Newest release that farm was run with. Newer releases are tried, as they may work."""
+
+_NUMBERS = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+class ReleaseRow(NamedTuple):
+    """Range of releases that are used in the same way."""
+
+    since: tuple[int, int]
+    torch: str
+    """Requirement of torch for the wheels of these releases: the metadata of wheels from 1.5 lack it."""
+    needs_flatc: bool
+    """True for releases that search flatc on PATH, not in their own wheel."""
+
+
+_GENERATIONS = (
+    ReleaseRow((1, 3), "torch>=2.12,<2.14", needs_flatc=True),
+    ReleaseRow((1, 4), "torch>=2.13,<2.14", needs_flatc=False),
+)
+
+
+def generation_of(version: str) -> ReleaseRow:
+    """Return the row of ExecuTorch `version`; for an unknown version, the row of the newest release.
+
+    Raises UsageError for a version older than OLDEST.
+    """
+    numbers = _numbers(version)
+    if numbers is None:
+        return _GENERATIONS[-1]
+    if not is_supported(version):
+        raise UsageError(
+            f"ExecuTorch {version} is too old: farm compiles with {OLDEST} and newer, as LPAI came into its Qualcomm "
+            "backend then"
+        )
+    return next(one for one in reversed(_GENERATIONS) if one.since <= numbers[:2])
+
+
+def newer_than_known(version: str) -> bool:
+    """Return whether farm was never run with such a version, which deserves a note but is not refused."""
+    numbers, newest = _numbers(version), _numbers(NEWEST)
+    return numbers is not None and newest is not None and numbers[:2] > newest[:2]
+
+
+def variables_of(facts: InterpreterFacts) -> dict[str, str]:
+    """Return the variables, besides paths, for the processes of an interpreter's ExecuTorch. Raises UsageError."""
+    generation, package = generation_of(facts.version_of("executorch")), facts.folder("executorch")
+    if not generation.needs_flatc or package is None or "FLATC_EXECUTABLE" in os.environ:
+        return {}
+    flatc = package / "data" / "bin" / "flatc"
+    return {"FLATC_EXECUTABLE": str(flatc)} if os.access(flatc, os.X_OK) else {}
+
+
+def is_supported(version: str) -> bool:
+    """Return whether farm can compile with an ExecuTorch of that version."""
+    return (_numbers(version) or (0, 0, 0)) >= (_numbers(OLDEST) or ())
+
+
+def _numbers(version: str) -> tuple[int, int, int] | None:
+    found = _NUMBERS.match(version)
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+
+
+# Calls of pip for another interpreter.
+
+
+_INSTALL_SECONDS = 1800.0
+_BASE = str(getattr(sys, "_base_executable", sys.executable))
+_OPTIONS = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--no-warn-script-location")
+
+
+def pip_install(python: Path, requirements: Sequence[str], folder: Path | None = None) -> str:
+    """Install `requirements` without their dependencies for the interpreter `python`, in `folder` or its environment.
+
+    Return the reason of a failure in one line, empty after success. farm's own pip is used or, without one, the pip of
+    `python`.
+    """
+    target = ["--target", str(folder)] if folder is not None else []
+    problem = f"there is no pip: {sys.executable} -m ensurepip"
+    # The base Python has pip more often than an environment.
+    pips = [[one, "-P", "-m", "pip", "--python", str(python)] for one in dict.fromkeys((sys.executable, _BASE))]
+    for command in (*pips, [str(python), "-P", "-m", "pip"]):
+        try:
+            code, lines = _run([*command, "install", *_OPTIONS, *target, *requirements])
+        except (InfraError, subprocess.TimeoutExpired) as error:
+            problem = str(error)
+            continue
+        if code == 0:
+            return ""
+        # Without pip, or with a pip that is too old to install for another interpreter, the next one is tried.
+        if any("No module named pip" in line or "no such option: --python" in line for line in lines):
+            continue
+        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+        return (errors or lines or [f"exit code {code}"])[0]
+    return problem
+
+
+def _run(argv: list[str]) -> tuple[int, list[str]]:
+    """Return exit code and standard error of pip, which ends with this process, even if that is killed."""
+    with Supervisor() as supervisor:
+        child = supervisor.spawn(argv, name="pip", stderr_pipe=True)
+        _, errors = child.process.communicate(timeout=_INSTALL_SECONDS)
+        return child.process.returncode, errors.decode(errors="replace").strip().splitlines()
+
+
+# Links on PYTHONPATH to farm's own code, for a toolchain's interpreter without farm.
+#
+# The folder of links has `farm`, msgspec (the only package that a builder imports before torch) and coverage, which
+# traces a builder. Other packages of farm's environment are left out, as they would hide the toolchain's packages.
+
+
+_FOLDER = "toolchains"
+# Packages and their binary modules, which are built for a single ABI.
+_NEEDED = {"msgspec": "_core"}
+_USEFUL = {"coverage": "tracer"}
+"""Tracer of executed functions, so that an edit invalidates only bundles that used it; without a tracer, all."""
+
+
+def handover(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
+    """Return the folder that makes farm's code importable for `python`. Raises MissingToolError, UntrustedError."""
+    packages = {"farm": Path(farm.__file__).resolve().parent, **_own_packages(facts)}
+    if not _NEEDED.keys() <= packages.keys():
+        installed = _installed(cache_dir, python, facts)
+        packages |= {name: installed / name for name in _NEEDED | _USEFUL if (installed / name).is_dir()}
+
+    def link(folder: Path) -> None:
+        for name, target in packages.items():
+            (folder / name).symlink_to(target)
+
+    where = cache_dir / _FOLDER / "handover" / _digest(*(f"{name}={target}" for name, target in packages.items()))
+    # The target of a link may be removed and made again, so each link is checked.
+    return published(where, link, is_whole=lambda folder: all((folder / name).is_dir() for name in packages))
+
+
+def checkout_link(cache_dir: Path, package: Path) -> Path:
+    """Return the folder for PYTHONPATH that makes `executorch` the code in `package` alone. Raises UntrustedError.
+
+    ExecuTorch is a namespace package: PYTHONPATH=$EXECUTORCH_ROOT/.. alone would import modules that a checkout lacks,
+    such as native libraries, from an installed wheel, and so mix both in a program.
+    """
+
+    def fill(folder: Path) -> None:
+        (folder / "executorch").mkdir()
+        text = f"# Only the source tree of the toolchain, no modules of a wheel.\n__path__ = [{str(package)!r}]\n"
+        (folder / "executorch" / "__init__.py").write_text(text, encoding="utf-8")
+
+    return published(cache_dir / _FOLDER / "checkouts" / _digest(str(package)), fill)
+
+
+def _own_packages(facts: InterpreterFacts) -> dict[str, Path]:
+    """Return the packages of farm's environment that an interpreter with this ABI can load."""
+    found = {}
+    for name, core in (_NEEDED | _USEFUL).items():
+        spec = importlib.util.find_spec(name)
+        folder = Path(spec.origin).resolve().parent if spec and spec.origin else None
+        if folder is not None and facts.abi and any(folder.glob(f"{core}.{facts.abi}.*")):
+            found[name] = folder
+    return found
+
+
+def _installed(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
+    """Return a folder with the packages for another ABI; the first call installs them."""
+    wanted = {name: f"{name}=={version}" for name in _NEEDED | _USEFUL if (version := package_version(name))}
+
+    def install(folder: Path) -> None:
+        for name, requirement in wanted.items():
+            problem = pip_install(python, [requirement], folder)
+            if name in _NEEDED and not any((folder / name).glob(f"{_NEEDED[name]}.*")):
+                raise MissingToolError(
+                    f"farm's code needs {requirement} for {python} ({facts.abi}), and pip cannot install it: "
+                    f"{problem or 'it has no binary for it'}; is the package index reachable?"
+                )
+
+    key = _digest(facts.abi, *wanted.values())
+    return published(cache_dir / _FOLDER / "handover" / f"packages-{key}", install)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -10,15 +10,13 @@ import msgspec
 
 from farm.base.config.toolchains import DEFAULT, ToolchainConfig
 from farm.base.errors import FarmError
-from farm.base.publish import withdraw
-from farm.base.trust import require_own
+from farm.base.files import require_own, withdraw
 from farm.builds.bundles.cache import folder_size
-from farm.builds.toolchains.content.identity import identify
-from farm.builds.toolchains.content.source_state import source_state
 from farm.builds.toolchains.environments import about, environment_folder, environments_folder, used_ms
+from farm.builds.toolchains.identity import identify, source_state
 from farm.builds.toolchains.interpreters import own_facts
 from farm.builds.toolchains.probe import PACKAGES
-from farm.builds.toolchains.select import import_environment, look_into, select
+from farm.builds.toolchains.selection import import_environment, look_into, select
 from farm.builds.toolchains.toolchain import SourceState
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ import msgspec
 
 from farm.base.backends.registry import BACKENDS, find_backend
 from farm.base.errors import FarmError, MissingToolError, UsageError
-from farm.base.publish import withdraw
+from farm.base.files import require_own, withdraw
 from farm.base.socs import load_socs
-from farm.base.trust import require_own
 from farm.builds.bundles.cache import folder_size
 from farm.builds.runtime.packages import package_folder, package_version
 from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, MAVEN, ORIGIN, WHEEL, fetched_sdk, sdk_version

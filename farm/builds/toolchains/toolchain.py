@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from farm.builds.bundles.key import QNN_PRODUCT, facts_of
-from farm.builds.bundles.trace import DevelopedRoot
+from farm.builds.bundles.reuse import DevelopedRoot
 
 STUB_BRANCH = "stub"
 """Last word of the branch of runs over a stub of QNN."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.devices.device import Device, Unusable
-    from farm.devices.rented import RentedHost
+    from farm.devices.hosts import RentedHost
 
 
 @click.group("host", cls=ListingGroup)
@@ -66,7 +66,7 @@ def add(
     process is killed, and the exit code is the exit code of COMMAND.
     """
     from farm.base.config.devices import HostTable
-    from farm.devices.rented import RentedHost, add_rented, remove_rented, this_process
+    from farm.devices.hosts import RentedHost, add_rented, remove_rented, this_process
 
     config = configured()
     words = words_of(context)
@@ -100,7 +100,7 @@ def add(
 @json_option()
 def list_hosts() -> None:
     """List the hosts with an end time."""
-    from farm.devices.rented import rented_hosts
+    from farm.devices.hosts import rented_hosts
 
     found = rented_hosts(configured())
     rows = [(one.host.name, f"until {_clock(one.until_s)}", _way(one)) for one in found]
@@ -113,7 +113,7 @@ def list_hosts() -> None:
 @json_option()
 def remove(name: str, *, yes: bool) -> None:
     """Remove a host before its end time. A running job on its devices is broken off."""
-    from farm.devices.rented import remove_rented, rented_hosts
+    from farm.devices.hosts import remove_rented, rented_hosts
 
     config = configured()
     known = [one.host.name for one in rented_hosts(config)]

@@ -101,7 +101,7 @@ def lease_command(
 
 def _adb_hint(device: Device, name: str) -> list[tuple[str, str]]:
     """Return the command for the user's own adb on a device, with its name and server in adb; empty without adb."""
-    from farm.devices.adb.names import adb_target
+    from farm.devices.adb.protocol import adb_target
     from farm.devices.device import LOOPBACK, AdbAddress
 
     address = device.address
@@ -201,7 +201,7 @@ def acquire(
 
     With `seconds` the device is also reserved for the user, in the same step.
     """
-    from farm.devices.text import clean_text
+    from farm.base.text import clean_text
     from farm.dispatch.pool.device_pool import LOOK_SECONDS
     from farm.dispatch.pool.inventory import holder_text
     from farm.policy.situation import Priority
@@ -262,7 +262,7 @@ def ended_in_order() -> Iterator[None]:
 
 def _queue(store: Store, devices: Sequence[Device]) -> list[str]:
     """Return the other processes that wait for any of `devices`, in one text; empty without any."""
-    from farm.devices.text import clean_text
+    from farm.base.text import clean_text
     from farm.dispatch.pool.inventory import clock_time
 
     ids, here = {device.id for device in devices}, (os.getpid(), socket.gethostname())

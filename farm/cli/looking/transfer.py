@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.base.durations import OLDEST_S, in_seconds
 from farm.base.errors import UsageError
+from farm.base.forms import OLDEST_S, in_seconds
 from farm.cli.options import OUTPUT_FILE, is_json, json_option
 from farm.cli.output import echo, notice, opened, print_json, show, standard_output, written
 from farm.report.formats import DEFAULT, export_formats
@@ -99,7 +99,7 @@ def import_command(files: tuple[str, ...]) -> None:
     invalid line stops the import. Kept files of attempts, such as ETDumps, are known by their hashes and are not
     imported.
     """
-    from farm.store.transfer.line_files import LineFile, import_runs, runs_in
+    from farm.store.transfer.runs import LineFile, import_runs, runs_in
 
     with ExitStack() as stack:
         found = runs_in([stack.enter_context(LineFile(name)) for name in files])

@@ -21,7 +21,7 @@ from farm.base.log_setup import only_warnings
 from farm.base.text import one_line
 from farm.dispatch.nightly.nightly_run import write_page
 from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, write_whole
-from farm.dispatch.request.resume import config_of_run
+from farm.dispatch.request.records import config_of_run
 from farm.replay.debug import DebugRequest, debug, describe, with_layers
 from farm.report.model.status import Standing, standing
 from farm.results.attempt import Cause
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.dispatch.request.request import RunRequest
     from farm.replay.debug import DebugOutcome
-    from farm.store.view import RunView
+    from farm.store.records import RunView
     from farm.suites.suite import Job
 
 logger = logging.getLogger(__name__)
@@ -170,9 +170,9 @@ def _outcome(config: Config, outcome: DebugOutcome, job: Job, folder: Path, name
 
 def confirm_suspected(config: Config, run_id: str, budget_s: float | None) -> Findings:
     """Return the regressions of a run after measuring its suspected changes within `budget_s`; None: no limit."""
-    from farm.numbers.regressions.confirm_job import PairsRequest
     from farm.numbers.regressions.confirm_run import confirm_run
-    from farm.report.model.alerts import change_line
+    from farm.numbers.regressions.stored_pairs import PairsRequest
+    from farm.report.model.status import change_line
     from farm.store.records import AlertState
 
     with open_store(config.store_url) as store:

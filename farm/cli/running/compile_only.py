@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from farm.cli.output import show, width
 from farm.cli.progress import make_front
-from farm.dispatch.run.compile_only import Compilation, CompiledJob, CompileOutcome, compile_only
+from farm.dispatch.run.compiling import Compilation, CompiledJob, CompileOutcome, compile_only
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import columns, wrapped
 

@@ -86,7 +86,7 @@ def command(
     infrastructure; 6 missing tool; 7 no result in the store; 130 interrupted.
     """
     from farm.builds.compile.debug.protocol import parse_metric
-    from farm.builds.toolchains.select import use_toolchain
+    from farm.builds.toolchains.selection import use_toolchain
     from farm.replay.debug import DebugRequest, debug, job_to_debug
 
     config = configured()

@@ -1,4 +1,4 @@
-"""`farm exec` and `farm jobs rerun`: one program, or one stored result, on one device."""
+"""`farm exec` and `farm jobs rerun`: one program or one stored result on one device."""
 
 from __future__ import annotations
 
@@ -29,21 +29,148 @@ from farm.cli.options import (
     toolchain_option,
 )
 from farm.cli.output import acted, as_called, echo, notice, opened, print_json, show, width
-from farm.cli.running import exec_text
 from farm.devices.execution.raw import MOST_SECONDS
-from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import Profile
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns
-from farm.suites.state import State
+from farm.suites.suite import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from farm.replay.exec_plan import NamedModule, PlannedProgram
-    from farm.replay.llama_program import LlamaProgram
+    from farm.builds.bundles.bundle import Generation
+    from farm.replay.exec_plan import GeneratingProgram, GenerationOutcome, NamedModule, PlannedProgram
+    from farm.replay.one_off import LlamaProgram, OneOffOutcome
     from farm.replay.ready_program import OutputFigures, ReadyOutcome, ReadyProgram, ReadyRequest
     from farm.replay.repro import ReproOutcome
     from farm.results.attempt import Attempt, Comparison, Measurement
+    from farm.results.runner_report import Generated
+    from farm.suites.suite import Job
+
+
+# `farm exec --prompt`: a program that generates text, on one device.
+
+
+_ENDED = {
+    "stop": ", the last of them a stop token",
+    "context": ", then the context was full",
+    "seconds": ", then the time was over",
+    "early": ", then it ended early",
+}
+_LINE = 78
+_WHOLE = 512
+"""Tokens of one prompt that are printed."""
+
+
+def text_lines(program: GeneratingProgram, outcome: GenerationOutcome, seconds: int | None) -> list[str]:
+    """Return the generated tokens and their times, for a terminal."""
+    from farm.report.model.sections import generation_of
+    from farm.report.terminal.run import generation_lines
+
+    one, generation = outcome.one, program.generation
+    attempt = one.attempt
+    if attempt is None:
+        return ["interrupted"]
+    by = f"prompts by {generation.prefill} at a time" if generation.prefill else "prompts token by token"
+    found = [program.job.id, f"  on {one.kind} device {attempt.device}"]
+    found += [f"  {attempt.verdict}: {attempt.reason}"] if attempt.reason else []
+    found += [f"  {generation.mode}: context {generation.context}, vocabulary {generation.vocabulary}, {by}"]
+    host_time = "host time" if one.kind == "virtual" else ""
+    # Later rounds repeat the prompts of the first round.
+    for entry in outcome.generated[: len(program.prompts)]:
+        found += ["", *_prompt_lines(entry, generation)]
+    if rounds := outcome.generated[len(program.prompts) :]:
+        found += ["", f"  then {fmt.plural(len(rounds), 'more prompt')}, the same in turns"]
+    facts = {} if seconds is None else {"seconds": str(seconds)}
+    if figures := generation_of(attempt, facts):
+        found += ["", *(f"  {line}" for line in generation_lines(figures, host_time))]
+    notes = [f"note: {note}" for note in attempt.notes]
+    return [*found, "", *notes, *([SIMULATED] if one.kind == "virtual" else []), f"report: {one.report}"]
+
+
+def _ended(entry: Generated, generation: Generation) -> str:
+    from farm.replay.exec_plan import is_cut_short
+
+    return "early" if is_cut_short(entry, generation) else entry.ended
+
+
+def _prompt_lines(entry: Generated, generation: Generation) -> Iterator[str]:
+    count = fmt.plural(len(entry.tokens), "token")
+    taken = fmt.plural(entry.prompt_tokens, "token")
+    yield f"  prompt {entry.line} ({taken}): {count}{_ENDED.get(_ended(entry, generation), '')}"
+    first, rate = _milliseconds(entry.first_token_ns), _rate(entry)
+    if first is not None:
+        after = f", {fmt.rate(rate)} tokens/s after it" if rate is not None else ""
+        yield f"    first token after {fmt.milliseconds(first)} ms{after}"
+    row = "   "
+    for token in entry.tokens[:_WHOLE]:
+        if len(row) + len(str(token)) + 1 > _LINE:
+            yield row
+            row = "   "
+        row += f" {token}"
+    if entry.tokens:
+        yield row
+    if len(entry.tokens) > _WHOLE:
+        yield f"    ... and {len(entry.tokens) - _WHOLE} more: --json or --output has all"
+
+
+def text_data(program: GeneratingProgram, outcome: GenerationOutcome) -> dict[str, object]:
+    """Return the generated tokens and the time of every step, for JSON."""
+    generation = program.generation
+    return {
+        **run_data(program.job, outcome.one),
+        "mode": generation.mode,
+        "context": generation.context,
+        "vocabulary": generation.vocabulary,
+        "prompts": [list(prompt) for prompt in program.prompts],
+        "generated": [
+            {
+                "prompt": entry.line,
+                "prompt_tokens": entry.prompt_tokens,
+                "tokens": entry.tokens,
+                "ended": _ended(entry, generation),
+                "first_token_ms": _milliseconds(entry.first_token_ns),
+                "total_ms": _milliseconds(entry.total_ns),
+                "prefill_tokens_per_second": _prefill_rate(entry),
+                "decode_tokens_per_second": _rate(entry),
+                "prefill_ns": entry.prefill_ns,
+                "steps_ns": entry.steps_ns,
+            }
+            for entry in outcome.generated
+        ],
+    }
+
+
+def run_data(job: Job, one: OneOffOutcome) -> dict[str, object]:
+    """Return a run of one job for JSON."""
+    return {
+        "job": job.id,
+        "run": one.run_id,
+        "exit_code": one.exit_code,
+        "device_kind": one.kind,
+        "attempt": one.attempt,
+        "report": str(one.report),
+    }
+
+
+def _milliseconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e6
+
+
+def _prefill_rate(entry: Generated) -> float | None:
+    return None if entry.first_token_ns is None else entry.prompt_tokens * 1e9 / entry.first_token_ns
+
+
+def _rate(entry: Generated) -> float | None:
+    """Return tokens per second after the first token; the runner's work between calls counts as well."""
+    if entry.first_token_ns is None or entry.total_ns is None or len(entry.tokens) < 2:
+        return None
+    took = entry.total_ns - entry.first_token_ns
+    return (len(entry.tokens) - 1) * 1e9 / took if took > 0 else None
+
+
+# `farm exec` and `farm jobs rerun`: one program, or one stored result, on one device.
+
 
 _PROFILES = ("auto", "off", "basic", "detailed")
 _FOR_TENSORS = ("inputs", "input_list", "seed", "expect", "method", "state", "iterations", "warm_up")
@@ -90,7 +217,7 @@ def _take_program(options: dict[str, Any]) -> LlamaProgram | None:
     if named["tokenizer"] is None:
         raise UsageError("--program always loads a tokenizer: name it, with --tokenizer")
     refuse_given("{} is for farm's own runner: leave it, or --program, out", *_FOR_OURS)
-    from farm.replay.llama_program import LlamaProgram
+    from farm.replay.one_off import LlamaProgram
 
     return LlamaProgram(**named)
 
@@ -159,7 +286,7 @@ def exec_command(model: str, more: tuple[Path, ...], **options: Any) -> int:
     from farm.dispatch.pool.fleet import Choice
     from farm.replay.exec_plan import find_module
     from farm.replay.ready_program import ReadyRequest
-    from farm.store.view import Purpose
+    from farm.store.records import Purpose
 
     module, other, asked = find_module(model), _take_program(options), SimpleNamespace(**options)
     refuse_attached(virtual=asked.virtual)
@@ -201,10 +328,9 @@ def _generate(
     asked: SimpleNamespace, program: ReadyRequest, other: LlamaProgram | None, request: dict[str, Any]
 ) -> int:
     """Generate text with a program, print it, and return the exit code."""
-    from farm.builds.toolchains.select import use_toolchain
-    from farm.replay.generation import plan_generation, run_generation
-    from farm.replay.llama_program import job_of
-    from farm.replay.one_off import OneOffRequest
+    from farm.builds.toolchains.selection import use_toolchain
+    from farm.replay.exec_plan import plan_generation, run_generation
+    from farm.replay.one_off import OneOffRequest, job_of
 
     foreign = given(*_FOR_TENSORS) or (["an input"] if program.inputs else [])
     if foreign:
@@ -218,13 +344,13 @@ def _generate(
     one = OneOffRequest(job=text.job, seconds=asked.seconds, program=other, **{**request, **_ONCE})
     with opened() as (config, store):
         generated = run_generation(use_toolchain(config, asked.toolchain), store, text, one, asked.output)
-    show(exec_text.data(text, generated), exec_text.lines(text, generated, asked.seconds))
+    show(text_data(text, generated), text_lines(text, generated, asked.seconds))
     return _saved(asked.output, generated.one.exit_code, there=bool(generated.generated))
 
 
 def _execute(asked: SimpleNamespace, program: ReadyRequest, module: NamedModule | None, request: dict[str, Any]) -> int:
     """Run a program for each SoC, print its fit and its result, and return the exit code."""
-    from farm.builds.toolchains.select import use_toolchain
+    from farm.builds.toolchains.selection import use_toolchain
     from farm.dispatch.request.choose import require_dsp, require_heap
     from farm.replay.exec_plan import plan_programs
     from farm.replay.one_off import OneOffRequest
@@ -339,7 +465,7 @@ def _time_line(one: Measurement) -> str:
 
 def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
     return {
-        **exec_text.run_data(ready.job, outcome.one),
+        **run_data(ready.job, outcome.one),
         "inputs": [
             {"dtype": tensor.dtype.name, "shape": tensor.shape, "source": source}
             for tensor, source in zip(ready.samples[0], ready.sources, strict=True)
@@ -373,7 +499,7 @@ def rerun_command(job: str, ref: str | None, device: str, script: Path | None, *
     Exit codes: 0 it passes now; 1 it fails now; 2 usage; 4 no device or
     infrastructure; 7 no result, or its bundle is gone; 130 interrupted.
     """
-    from farm.dispatch.request.resume import config_to_run_again
+    from farm.dispatch.request.records import config_to_run_again
     from farm.replay.repro import repro
     from farm.replay.stored_result import find_stored_result
 
@@ -394,7 +520,7 @@ def rerun_command(job: str, ref: str | None, device: str, script: Path | None, *
             refuse_given(f"run {past.run.id} measured the DSP's heap: leave {{}} out", "warm_up")
         selected = config_to_run_again(config, past.run, toolchain)
         if script is not None:
-            from farm.replay.repro_script import write_script
+            from farm.replay.repro import write_script
 
             del asked["reducible"]
             asked["named"] = given("iterations", "warm_up", "timeout_s")
@@ -406,7 +532,7 @@ def rerun_command(job: str, ref: str | None, device: str, script: Path | None, *
 
 
 def _repro_lines(outcome: ReproOutcome) -> list[str]:
-    from farm.results.analysis.facts import fact_line
+    from farm.results.analysis.history import fact_line
 
     past, now = outcome.stored, outcome.now
     if now.attempt is None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.base.errors import UsageError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode, UsageError
 from farm.cli.options import FILE, configured, json_option, pull_request_option
 from farm.cli.output import asked_server, echo, notice, show, width
 
@@ -38,8 +37,7 @@ def command(file: Path, *, check: bool, resume: bool, pull_request: str) -> int:
     infrastructure; 5 nothing was run; 0 otherwise. With --check: 6 for a run
     that this machine is not set up for.
     """
-    from farm.dispatch.nightly.check import matrix, matrix_lines
-    from farm.dispatch.nightly.plan import read_plan
+    from farm.dispatch.nightly.plan import matrix, matrix_lines, read_plan
     from farm.dispatch.notify.credentials import hide_secrets, missing_secrets
 
     if check and resume:
@@ -62,9 +60,9 @@ def command(file: Path, *, check: bool, resume: bool, pull_request: str) -> int:
             return ExitCode.MISSING_TOOL
         return 0 if any(row.jobs for row in rows) else ExitCode.NOTHING
 
+    from farm.cli.output import find_pull_request, post_review
     from farm.cli.progress import QuietFront, make_front
     from farm.cli.running.cell_steps import confirm_suspected, debug_failures
-    from farm.cli.running.reviews import find_pull_request, post_review
     from farm.dispatch.nightly.nightly_run import run_nightly
     from farm.dispatch.nightly.render import nightly_review
 

@@ -24,7 +24,7 @@ from farm.cli.options import (
 from farm.cli.output import as_called, deliver, notice
 
 if TYPE_CHECKING:
-    from farm.dispatch.pytest_plugin.upstream_command import UpstreamCommand
+    from farm.dispatch.pytest_plugin.upstream import UpstreamCommand
 
 
 @click.command("pytest")
@@ -65,11 +65,11 @@ def command(
     2 usage or configuration; 4 no device or infrastructure; 5 no test,
     or all skipped; 6 missing tool; 130 interrupted.
     """
-    from farm.builds.toolchains.select import use_toolchain
+    from farm.builds.toolchains.selection import use_toolchain
     from farm.dispatch.pool.fleet import Choice
     from farm.dispatch.pytest_plugin.launch import SuiteRequest, is_listing, list_tests, run
-    from farm.dispatch.pytest_plugin.upstream_command import read_upstream
-    from farm.store.view import Purpose
+    from farm.dispatch.pytest_plugin.upstream import read_upstream
+    from farm.store.records import Purpose
 
     require_separator(pytest_arguments)
     upstream = read_upstream(pytest_arguments, Path.cwd())

@@ -12,8 +12,7 @@ import click
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
 from farm.base.config.settings import Config
-from farm.base.errors import InfraError, UsageError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode, InfraError, UsageError
 from farm.base.interrupts import INTERRUPTED
 from farm.base.paths import is_suite_path
 from farm.cli.options import (
@@ -36,12 +35,21 @@ from farm.cli.options import (
     require_no_words,
     timeout_option,
 )
-from farm.cli.output import as_called, asked_server, deliver, echo, notice, show
+from farm.cli.output import (
+    as_called,
+    asked_server,
+    deliver,
+    echo,
+    find_pull_request,
+    notice,
+    post_review,
+    review_of_run,
+    show,
+)
 from farm.cli.progress import make_front
-from farm.cli.running.reviews import find_pull_request, post_review, review_of_run
 from farm.devices.execution.raw import MOST_SECONDS
-from farm.dispatch.request.profiling import Profile
-from farm.report.model.alerts import change_line
+from farm.dispatch.request.request import Profile
+from farm.report.model.status import change_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -194,7 +202,7 @@ def _execute(asked: SimpleNamespace) -> int:
             echo(job_id)
         return 0
 
-    from farm.builds.toolchains.select import use_toolchain
+    from farm.builds.toolchains.selection import use_toolchain
 
     pull = find_pull_request(asked.pull_request)
     if asked.watch:
@@ -222,7 +230,7 @@ def _execute(asked: SimpleNamespace) -> int:
 
 def _submit_options(asked: SimpleNamespace, front: Front) -> SubmitOptions:
     """Return the options of a submission to a shared farm."""
-    from farm.cli.cluster.attach import asking
+    from farm.cli.looking.runs import asking
     from farm.dispatch.cluster.client.submit_options import SubmitOptions
 
     return SubmitOptions(detach=asked.detach, build_here=asked.build == "here", wait=asked.wait, ask=asking(front))
@@ -281,7 +289,7 @@ def _requests(asked: SimpleNamespace) -> list[RunRequest]:
     """Return one request for each toolchain."""
     import msgspec
 
-    from farm.builds.toolchains.select import absolute_ref
+    from farm.builds.toolchains.selection import absolute_ref
 
     request = _request(asked)
     # A run may be resumed from another folder, so paths are stored as absolute.
@@ -294,7 +302,7 @@ def _request(asked: SimpleNamespace) -> RunRequest:
     from farm.dispatch.pool.fleet import Choice
     from farm.dispatch.request.request import RunRequest
     from farm.dispatch.request.selection import parse_shard
-    from farm.store.view import Purpose
+    from farm.store.records import Purpose
 
     same = {name: value for name, value in vars(asked).items() if name in RunRequest.__struct_fields__}
     return RunRequest(**same | {
@@ -316,9 +324,9 @@ def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
     import msgspec
 
     from farm.base.interrupts import InterruptHandler
-    from farm.builds.toolchains.select import use_toolchain
-    from farm.numbers.regressions.confirm_job import PairsRequest
+    from farm.builds.toolchains.selection import use_toolchain
     from farm.numbers.regressions.confirm_run import confirm_run
+    from farm.numbers.regressions.stored_pairs import PairsRequest
     from farm.store.store import open_store
 
     run_id = outcome.view.id
@@ -362,7 +370,7 @@ def _deliver(outcome: RunOutcome, pull: PullRequest | None, config: Config, aske
     from farm.report.formats.spans import send_spans
 
     if outcome.left:
-        from farm.cli.cluster.attach import show_left
+        from farm.cli.looking.runs import show_left
 
         return show_left(outcome)
     add_summary(lambda: run_markdown(outcome.view))
@@ -411,7 +419,7 @@ def _run_there(server: Server, asked: SimpleNamespace) -> int:
         show({"done": done.done, "run": done.run_id, "log": done.log}, [done.run_id or done.done])
         return 0
     notice(done.done)
-    from farm.cli.cluster.attach import follow_there
+    from farm.cli.looking.runs import follow_there
 
     return follow_there(server, done.run_id, html=asked.html, junitxml=asked.junitxml)
 
@@ -426,7 +434,7 @@ def _uploaded(server: Server, suite: str) -> str:
     """Return the name of a suite on the server, after an upload of a suite that is given by its path."""
     if not is_suite_path(suite):
         return suite
-    from farm.dispatch.cluster.files.exchange import suite_members
+    from farm.dispatch.cluster.files import suite_members
     from farm.store.objects.archive import write_archive
     from farm.suites.manifests import load_suite, resolve_suite
 

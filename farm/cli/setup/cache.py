@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.base.durations import age_in_seconds
 from farm.base.errors import UsageError
+from farm.base.forms import age_in_seconds
 from farm.builds.bundles.cache import BundleCache, leftovers
 from farm.builds.toolchains.sdks import CachedSdk, cached_sdks, removable_sdks, remove_sdk
 from farm.builds.toolchains.worktrees import STALE_S, prune_worktrees, worktrees
 from farm.cli.options import SuggestingGroup, configured, json_option
 from farm.cli.output import as_called, show
-from farm.devices.virtual.storage import kept_objects, remove_kept
+from farm.devices.virtual.boot import kept_objects, remove_kept
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns
-from farm.store.objects.cached import cached_objects, prune_objects
+from farm.store.objects.objects import cached_objects, prune_objects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

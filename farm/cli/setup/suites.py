@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from farm.base.atomic import write_atomically
 from farm.base.errors import UnknownNameError
+from farm.base.files import write_atomically
 from farm.base.socs import PRECISIONS, load_socs
 from farm.cli.options import ListingGroup, configured, is_json, json_option, named
 from farm.cli.output import echo, notice, opened, print_json, show, width

@@ -1,26 +1,38 @@
-"""`farm setup toolchain`."""
+"""`farm setup toolchain` and `farm setup sdk`: toolchains and their QNN SDKs."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
+from msgspec.structs import replace
 
 from farm.base.backends.registry import DEFAULT_BACKEND, cpu_backends
+from farm.base.config.settings import Config
 from farm.base.config.toolchains import release_of
-from farm.base.errors import UsageError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode, FarmError, UsageError
 from farm.cli.options import SuggestingGroup, configured, json_option, named, yes_option
-from farm.cli.output import require_consent, show
+from farm.cli.output import notice, require_consent, show
 from farm.report.model.format import plural, short_age, size
 from farm.report.terminal.layout import columns, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from farm.builds.compile.compile_check import CompileCheck
+    from farm.builds.compile.pool import CompileCheck
     from farm.builds.toolchains.overview import EnvironmentRow, ToolchainRow
+    from farm.builds.toolchains.sdk_archives import SdkOffer
+    from farm.builds.toolchains.sdks import SdkState
     from farm.builds.toolchains.toolchain import SourceState, Toolchain
+
+
+# `farm setup toolchain`.
+
 
 # A small job of each kind of flow: quantized on a Hexagon, and float on the CPU.
 _TRIED = (DEFAULT_BACKEND, *cpu_backends())
@@ -114,8 +126,7 @@ def show_command(name: str) -> int:
     \b
     Exit codes: 0; 2 it does not exist; 6 a part of it is missing.
     """
-    from farm.builds.toolchains.prepare import prepare
-    from farm.builds.toolchains.select import use_toolchain
+    from farm.builds.toolchains.selection import prepare, use_toolchain
 
     config = use_toolchain(configured(), name)
     tools = prepare(config)
@@ -180,9 +191,8 @@ def check_command(name: str) -> int:
     Exit codes: 0 both compile; 1 a job does not compile; 2 the toolchain does
     not exist; 6 a part of it is missing.
     """
-    from farm.builds.compile.compile_check import try_compiling
-    from farm.builds.toolchains.prepare import prepare
-    from farm.builds.toolchains.select import use_toolchain
+    from farm.builds.compile.pool import try_compiling
+    from farm.builds.toolchains.selection import prepare, use_toolchain
     from farm.dispatch.request.choose import jobs_of
     from farm.dispatch.request.request import RunRequest
 
@@ -256,3 +266,237 @@ def remove_command(version: str, *, yes: bool) -> None:
     for row in chosen:
         remove_environment(row)
     show({"removed": chosen}, [f"removed {removed}"])
+
+
+# `farm setup sdk`.
+
+
+_SHA256 = 64
+_WHEEL, _QAIRT, _MAVEN = _SOURCES = ("wheel", "qairt", "maven")
+
+
+@click.group("sdk", cls=SuggestingGroup)
+def sdk_command() -> None:
+    """Show, fetch and choose QNN SDKs, which compile, simulate and run.
+
+    \b
+    farm setup sdk list                     SDKs here, and SDKs to fetch
+    farm setup sdk fetch 2.49               a wheel of onnxruntime-qnn, as an SDK
+    farm setup sdk fetch --accept-licence   Qualcomm's SDK, as ExecuTorch has it
+    farm setup sdk fetch --source maven     libraries for Android devices only
+    farm setup sdk use 2.49                 the default, in farm.toml
+    A toolchain has its own: qnn = "2.49" in its table.
+    """
+
+
+@sdk_command.command("list")
+@json_option()
+def list_sdks() -> None:
+    """List the SDKs on this machine, and SDKs that can be fetched.
+
+    The column compiles has the backends that an SDK can compile for, each for at
+    least one SoC.
+    """
+    from farm.builds.toolchains.sdks import sdk_states
+
+    config = configured()
+    states = sdk_states(config)
+    offers = list(_offers(config))
+    rows = [("QNN", "compiles", "size", "from")]
+    rows += [
+        (
+            f"{state.version}{' *' if state.default else ''}",
+            ", ".join(state.backends) or "-",
+            size(state.nbytes),
+            urlsplit(state.origin).hostname or state.origin,
+        )
+        for state in states
+    ]
+    lines = [*columns(rows, right=(2,))] if states else ["no QNN is here"]
+    if any(state.default for state in states):
+        lines.append("* is the default")
+    for state in states:
+        lines += wrapped(f"{state.version} is for {', '.join(state.targets)}") if len(state.targets) > 1 else []
+        lines += wrapped(f"{state.version}: {state.problem}") if state.problem else []
+    if offers:
+        lines += ["", "can be fetched:"]
+        lines += columns([(f"farm setup sdk fetch {offer['fetch']}", offer["from"]) for offer in offers], indent="  ")
+    show({"sdks": [_sdk_facts(one) for one in states], "can_be_fetched": offers}, lines)
+
+
+@sdk_command.command("fetch")
+@click.argument("version", required=False)
+@click.option("--source", type=click.Choice(_SOURCES), help="wheel of onnxruntime-qnn; qairt: Qualcomm's archive, for "
+              "compiler and devices; maven: com.qualcomm.qti:qnn-runtime, for Android devices only.")  # fmt: skip
+@click.option("--toolchain", callback=named, metavar="NAME|PATH|VERSION",
+              help="Toolchain whose ExecuTorch names Qualcomm's SDK.")  # fmt: skip
+@click.option("--accept-licence", is_flag=True, help="You have read and accept the licence.")
+@click.option("--sha256", metavar="HASH", default="", help="Expected hash of the archive.")
+@click.option("--url", default="", metavar="URL", help="Other address: of the archive, or of the Maven repository.")
+@json_option()
+def fetch(
+    version: str | None, source: str | None, toolchain: str | None, sha256: str, url: str, *, accept_licence: bool
+) -> None:
+    """Fetch an SDK into the cache, check it, and print its folder.
+
+    VERSION is a version of QNN, such as 2.49: by default of a wheel of
+    onnxruntime-qnn. Without VERSION ExecuTorch's downloader names the SDK. Before a download from Qualcomm its size and
+    licence are shown, and you are asked once. pip's configuration applies to
+    wheels.
+    """
+    from farm.builds.toolchains.sdk_archives import require_safe
+    from farm.builds.toolchains.sdk_sources import fetch_wheel_sdk
+    from farm.builds.toolchains.sdks import find_cached, require_version
+    from farm.builds.toolchains.selection import use_toolchain
+
+    config = use_toolchain(configured(), toolchain or "")
+    if sha256 and (len(sha256) != _SHA256 or any(letter not in "0123456789abcdefABCDEF" for letter in sha256)):
+        raise UsageError(f"--sha256 {sha256!r} is no SHA-256: expected 64 hexadecimal digits")
+    if url:
+        if source not in (_QAIRT, _MAVEN):
+            raise UsageError(f"--url is the address of --source {_QAIRT} or --source {_MAVEN}: name one of them")
+        key = "maven_url" if source == _MAVEN else "archive_url"
+        config = replace(config, **{key: require_safe(url, "--url")})
+    if version is not None:
+        version = require_version(version)
+    if source == _MAVEN:
+        folder = _fetch_runtime(config, version or "", sha256, accepted=accept_licence)
+    elif source == _WHEEL:
+        if version is None or sha256 or accept_licence:
+            raise UsageError(f"--source {_WHEEL} takes a VERSION, such as 2.49, and neither --sha256 nor a licence")
+        folder = find_cached(config, version) or fetch_wheel_sdk(config.cache_dir, version)
+    else:
+        ours = bool(source or accept_licence or sha256 or toolchain)
+        folder = _fetch_archive(config, version, sha256, named=ours, only=source == _QAIRT, accepted=accept_licence)
+    show({"folder": str(folder)}, [str(folder)])
+
+
+def _fetch_archive(
+    config: Config, version: str | None, sha256: str, *, named: bool, only: bool, accepted: bool
+) -> Path:
+    """Return the SDK of ExecuTorch's downloader, or of a wheel for a version of a wheel.
+
+    `named`: options are about Qualcomm's archive, which comes first then. `only`: no wheel is looked at.
+    """
+    from farm.builds.toolchains.sdk_sources import candidates, fetch_sdk, fetch_wheel_sdk, is_complete, offered_sdk
+    from farm.builds.toolchains.sdks import is_version
+
+    if version is not None:
+        if (there := _cached_sdk(config, version, sha256, only=only)) is not None:
+            return there
+        if not named and candidates(version):
+            return fetch_wheel_sdk(config.cache_dir, version)
+    offer = offered_sdk(config, version if only and version is not None and is_complete(version) else "")
+    if version is not None and not is_version(offer.version, version):
+        if only:
+            example = f"a complete version, as {offer.version}"
+            raise UsageError(f"ExecuTorch's downloader knows QNN {offer.version}, not {version}: name {example}")
+        if named:
+            notice(f"ExecuTorch's downloader knows QNN {offer.version}, not {version}: looking at onnxruntime-qnn")
+        return fetch_wheel_sdk(config.cache_dir, version)
+    if (there := _cached_sdk(config, offer.version, sha256, only=only)) is None:
+        _require_licence(config, offer, accepted=accepted)
+        there = fetch_sdk(config, offer, sha256)
+    return there
+
+
+def _cached_sdk(config: Config, version: str, sha256: str, *, only: bool) -> Path | None:
+    """Return the SDK of `version` in the cache; with `only` or a hash no SDK of a wheel. Raises InfraError for another
+    hash, UntrustedError for a folder that another user could have written.
+    """
+    from farm.base.files import require_own
+    from farm.builds.runtime.qnn_sdk import require_archive, wheel_release
+    from farm.builds.toolchains.sdks import find_cached
+
+    there = find_cached(config, version)
+    if there is None or ((only or sha256) and wheel_release(there)):
+        return None
+    require_own(there)
+    return require_archive(there, sha256)
+
+
+def _fetch_runtime(config: Config, version: str, sha256: str, *, accepted: bool) -> Path:
+    from farm.builds.toolchains.sdk_sources import fetch_release, offered_release, release_folder
+
+    release = offered_release(config, version)
+    if not release_folder(config, release.version).is_dir():
+        _require_licence(config, release, accepted=accepted)
+    folder = fetch_release(config, release, sha256)
+    notice(f"for Android devices: export FARM_ANDROID_QNN={folder}, or android_qnn in the [qnn] table of farm.toml")
+    return folder
+
+
+@sdk_command.command("use")
+@click.argument("sdk", metavar="VERSION|PATH")
+@json_option()
+def use(sdk: str) -> None:
+    """Make an SDK the default: sdk_root in the [qnn] table of farm.toml.
+
+    VERSION is from 'farm setup sdk list', PATH is the folder of an SDK. Comments
+    and all other settings in farm.toml stay as they are.
+    """
+    from farm.base.config.settings import set_sdk_root
+    from farm.builds.toolchains.sdks import resolve_qnn
+    from farm.builds.toolchains.selection import absolute_ref
+
+    config = configured()
+    root = resolve_qnn(config, absolute_ref(sdk))
+    wanted = [] if root is None else ["[qnn]", f'sdk_root = "{root}"']
+    if config.file is None and not wanted:
+        line = "there is no farm.toml: the wheel in farm's environment is used already"
+        show({"file": None, "sdk_root": None, "changed": False}, [line])
+        return
+    if config.file is None:
+        raise UsageError(f"there is no farm.toml yet: write one with these two lines: {wanted[0]} and {wanted[1]}")
+    changed = set_sdk_root(config.file, root)
+    what = f"sdk_root is {root}" if root is not None else "the wheel in farm's environment is used"
+    answer = {"file": str(config.file), "sdk_root": None if root is None else str(root), "changed": changed}
+    show(answer, [f"{config.file}: {what}{'' if changed else ' already'}"])
+    if os.environ.get("QNN_SDK_ROOT"):
+        notice("QNN_SDK_ROOT is set, which overrides it: unset it")
+
+
+def _require_licence(config: Config, offer: SdkOffer, *, accepted: bool) -> None:
+    """Ask on a terminal, once for each licence, whether the user accepts it; record the consent.
+
+    Raises UsageError for a refusal, and without a terminal.
+    """
+    from farm.builds.toolchains.sdk_archives import is_accepted, record_consent
+
+    if is_accepted(config, offer.licence):
+        return
+    if not accepted:
+        about = f"{offer.name} {offer.version} is Qualcomm's, under a licence of its own: {offer.licence}"
+        shown_size = size(total) if (total := offer.nbytes) else "unknown size"
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(f"{about} ({shown_size} from {offer.url}): read it and add --accept-licence")
+        notice(about)
+        notice(f"it is fetched from {offer.url}, {shown_size}")
+        if not click.confirm("Do you accept the licence?", default=False, err=True):
+            raise UsageError("without the licence nothing was fetched")
+    record_consent(config, offer)
+
+
+def _offers(config: Config) -> list[dict[str, str]]:
+    """Return the SDKs that can be fetched and are not here."""
+    from farm.builds.toolchains.sdk_sources import KNOWN_WHEELS, WHEEL_MB, offered_sdk
+    from farm.builds.toolchains.sdks import find_cached, wheel_version
+
+    offers = [
+        {"fetch": ".".join(qnn.split(".")[:2]), "qnn": qnn, "from": f"onnxruntime-qnn {wheel}, {WHEEL_MB} MB"}
+        for wheel, qnn in reversed(KNOWN_WHEELS.items())
+        if find_cached(config, qnn) is None and qnn != wheel_version()
+    ]
+    with contextlib.suppress(FarmError):
+        offer = offered_sdk(config)
+        if find_cached(config, offer.version) is None:
+            about = "Qualcomm's, about 2 GB, under its licence"
+            offers.append({"fetch": offer.version, "qnn": offer.version, "from": about})
+    about = "Qualcomm's, for Android devices"
+    return [*offers, {"fetch": "--source maven", "qnn": "the newest", "from": about}]
+
+
+def _sdk_facts(state: SdkState) -> dict[str, object]:
+    import msgspec
+
+    return {**msgspec.structs.asdict(state), "root": str(state.root) if state.root else ""}

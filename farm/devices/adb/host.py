@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeVar
 
 from farm.base.config.devices import Endpoint
 from farm.base.errors import AdbServerError, DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
-from farm.base.ids import NAME
-from farm.devices.adb.names import RELAYED_PRODUCT, VIRTUAL_PREFIX, adb_target
+from farm.base.forms import NAME
+from farm.base.text import clean_text
+from farm.devices.adb.protocol import RELAYED_PRODUCT, VIRTUAL_PREFIX, adb_target
 from farm.devices.device import LOOPBACK
-from farm.devices.text import clean_text
 
 # A server on this machine answers at once, unless the machine is very busy.
 SERVER_SECONDS = 10.0

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from farm.base.config.devices import Endpoint, is_ssh_host
 from farm.base.errors import InfraError, MissingToolError, UsageError
 from farm.base.reaper import MARK
+from farm.base.text import clean_text
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.names import environment_with
+from farm.devices.adb.protocol import environment_with
 from farm.devices.device import LOOPBACK
-from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

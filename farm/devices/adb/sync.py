@@ -11,12 +11,11 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from farm.base.errors import DeviceError, DeviceSpaceError
+from farm.base.text import clean_text, says_full
 from farm.devices.adb.host import acknowledge
-from farm.devices.adb.sync_protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames
-from farm.devices.local_files import local_errors, replacing
-from farm.devices.min_throughput import MinThroughput
+from farm.devices.adb.protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames
+from farm.devices.files import MinThroughput, local_errors, replacing
 from farm.devices.process import Link
-from farm.devices.text import clean_text, says_full
 
 if TYPE_CHECKING:
     import socket

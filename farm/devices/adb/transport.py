@@ -17,14 +17,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from farm.base.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, InfraError
+from farm.base.text import clean_text, says_full
 from farm.devices.adb.host import AdbHost, acknowledge
-from farm.devices.adb.names import environment_with
+from farm.devices.adb.protocol import environment_with
 from farm.devices.adb.server import suitable_adb
 from farm.devices.adb.sync import HungUpError, LinkRefusedError, SyncStream
 from farm.devices.device import AdbAddress
-from farm.devices.marks import END_MARKED, export_mark, new_mark
-from farm.devices.process import Link, Output, Process
-from farm.devices.text import clean_text, says_full
+from farm.devices.process import END_MARKED, Link, Output, Process, export_mark, new_mark
 from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS, TAIL_BYTES, Transport, communicate, shell_command
 
 if TYPE_CHECKING:

@@ -17,13 +17,12 @@ import msgspec
 import numpy as np
 
 from farm.base.errors import DeviceError
-from farm.base.text import count_of
+from farm.base.text import clean_text, count_of
 from farm.builds.bundles.bundle import MODEL, Bundle, Generation, read_tensor
 from farm.builds.bundles.generation import NO_TOKEN
 from farm.builds.runtime.runtime import LLAMA_RUNNER
-from farm.devices.execution.observed import Observed, ObservedError, read_observed
-from farm.devices.execution.one_shot import NOTHING, OneShot, answered, refusal, report_of
-from farm.devices.text import clean_text
+from farm.devices.execution.raw import Observed, ObservedError, read_observed
+from farm.devices.execution.runner_process import NOTHING, OneShot, answered, refusal, report_of
 
 if TYPE_CHECKING:
     from farm.devices.execution.runner_process import RunnerEnding

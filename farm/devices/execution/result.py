@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from farm.base.errors import DeviceError
+from farm.devices.execution.content_store import OUTPUTS, Workspace
 from farm.devices.execution.liveness import LostError, cause_of, staging_error
 from farm.devices.execution.raw import (
     DEBUG_FILE,
@@ -20,7 +21,6 @@ from farm.devices.execution.raw import (
     RawResult,
     RunnerOptions,
 )
-from farm.devices.execution.workspace import OUTPUTS, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,15 +19,27 @@ from farm.base.errors import DeviceError, DeviceSpaceError
 from farm.builds.bundles.bundle import MODEL, Bundle, Manifest
 from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime
 from farm.devices.execution.content_store import (
+    ANCHOR,
+    INPUT_LIST,
     OBJECTS,
+    OUTPUTS,
+    PROMPT_LIST,
     SESSION_PREFIX,
+    SMALL_BYTES,
     ContentStore,
+    Layout,
+    Workspace,
     differing,
     expected_content,
     hashes_of,
+    job_layout,
+    library_paths,
+    packages_folder,
+    program_flags,
+    runtime_layout,
+    shape_flags,
 )
-from farm.devices.execution.liveness import Liveness, StagingError, cause_of, staging_error
-from farm.devices.execution.one_shot import OneShot, reduced, run_once
+from farm.devices.execution.liveness import Liveness, StagingError, cause_of, staging_error, take_over
 from farm.devices.execution.raw import (
     DEBUG_FILE,
     ETDUMP_FILE,
@@ -38,28 +50,12 @@ from farm.devices.execution.raw import (
     RunnerOptions,
 )
 from farm.devices.execution.result import DEBUG_BYTES, Execution, collect, collect_heap, collect_tokens
-from farm.devices.execution.runner_process import RunnerEnding, RunnerProcess
-from farm.devices.execution.takeover import take_over
-from farm.devices.execution.workspace import (
-    ANCHOR,
-    INPUT_LIST,
-    OUTPUTS,
-    PROMPT_LIST,
-    SMALL_BYTES,
-    Layout,
-    Workspace,
-    job_layout,
-    library_paths,
-    packages_folder,
-    program_flags,
-    runtime_layout,
-    shape_flags,
-)
-from farm.devices.identity import PRINT_BOOT
+from farm.devices.execution.runner_process import OneShot, RunnerEnding, RunnerProcess, reduced, run_once
+from farm.devices.facts import PRINT_BOOT
 from farm.devices.transport import Completed, Transport
 
 if TYPE_CHECKING:
-    from farm.builds.runtime.native.targets import Kind
+    from farm.builds.runtime.native import Kind
 
 _DEBUG_FLAGS = {
     "dump_intermediate_outputs": "true",

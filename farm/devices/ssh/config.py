@@ -16,10 +16,10 @@ import msgspec
 
 from farm.base.config.devices import SSH_PORT, SshLogin, is_ssh_host, is_ssh_user
 from farm.base.errors import InfraError, MissingToolError
+from farm.base.files import weakness
 from farm.base.processes import ask_program
-from farm.base.trust import weakness
+from farm.base.text import clean_text
 from farm.devices.device import SshAddress
-from farm.devices.text import clean_text
 
 NONE = "none"
 """In the place of a file: no file is read."""

@@ -18,8 +18,7 @@ import paramiko
 
 from farm.base.errors import DeviceError, UsageError
 from farm.devices.device import SshAddress
-from farm.devices.marks import END_MARKED, export_mark, new_mark
-from farm.devices.process import Output, Process
+from farm.devices.process import END_MARKED, Output, Process, export_mark, new_mark
 from farm.devices.ssh.link import SshLink
 from farm.devices.transport import ASK_SECONDS, COMMAND_BYTES, TAIL_BYTES, Transport, shell_command
 

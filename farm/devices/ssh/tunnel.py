@@ -18,9 +18,9 @@ import msgspec
 
 from farm.base.errors import DeviceError, InfraError
 from farm.base.peer import accept_own
+from farm.base.text import clean_text
 from farm.devices.device import LOOPBACK, SshAddress
 from farm.devices.ssh.link import ForwardRefusedError, SshLink, end
-from farm.devices.text import clean_text
 
 if TYPE_CHECKING:
     import paramiko

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from farm import __version__
 from farm.base.errors import FarmError
-from farm.base.resources import data_folder
-from farm.devices.adb.names import VIRTUAL_PREFIX
+from farm.base.paths import data_folder
+from farm.devices.adb.protocol import VIRTUAL_PREFIX
 from farm.devices.virtual.daemon import Daemon, Port
 from farm.devices.virtual.faults import is_running
 from farm.devices.virtual.tree import BUILDS, DeviceTree, device_properties

@@ -12,15 +12,13 @@ from functools import partial
 from typing import Any
 
 from farm.base.peer import accept_own_async, pause_after
-from farm.devices.virtual.command import Commands
+from farm.devices.adb.protocol import LinkThrottle, PacketLink
 from farm.devices.virtual.faults import Fault, control_address
-from farm.devices.virtual.forward import Reverse, carry, connect, is_socket
 from farm.devices.virtual.injection import Injection
-from farm.devices.virtual.shell import serve_shell
-from farm.devices.virtual.streams import HostConnection, Service, Stream
+from farm.devices.virtual.shell import Commands, serve_shell
+from farm.devices.virtual.streams import HostConnection, Reverse, Service, Stream, carry, connect, is_socket
 from farm.devices.virtual.sync import SyncSession
 from farm.devices.virtual.tree import ROOT_PROPERTY, DeviceTree
-from farm.devices.virtual.wire import LinkThrottle, PacketLink
 
 # Features that adb 36 uses; sendrecv_v2 is left out, as compression has no use on loopback. With remount_shell,
 # `adb remount` is a command with an exit code.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farm.devices.virtual.faults import CONDITIONS, DRAWN, LINK_KINDS, LOG, Fault, FaultKind
-from farm.devices.virtual.tools import (
+from farm.devices.virtual.tree import (
     DENIAL,
     FAULTY_TOOLS,
     HEALTHY_CELSIUS,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from random import Random
 
+    from farm.devices.adb.protocol import LinkThrottle
     from farm.devices.virtual.tree import DeviceTree
-    from farm.devices.virtual.wire import LinkThrottle
 
 SOC_PROPERTY = "ro.soc.model"
 

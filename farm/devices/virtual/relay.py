@@ -15,10 +15,9 @@ from functools import partial
 from farm.base.errors import InfraError
 from farm.base.peer import accept_own_async
 from farm.devices.adb.host import AdbHost, acknowledge
-from farm.devices.adb.names import RELAYED_PRODUCT, adb_target
+from farm.devices.adb.protocol import RELAYED_PRODUCT, LinkThrottle, PacketLink, adb_target
 from farm.devices.device import LOOPBACK
 from farm.devices.virtual.streams import HostConnection, Service, Stream, until_one_ends
-from farm.devices.virtual.wire import LinkThrottle, PacketLink
 
 _BACKLOG = 16
 _CHUNK = 1 << 18

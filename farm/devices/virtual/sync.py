@@ -12,7 +12,7 @@ import stat
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
-from farm.devices.adb.sync_protocol import (
+from farm.devices.adb.protocol import (
     DATA_BYTES,
     ENTRY_V1,
     ENTRY_V2,
@@ -21,11 +21,11 @@ from farm.devices.adb.sync_protocol import (
     STAT_V1,
     STAT_V2,
     DataFrames,
+    ProtocolError,
 )
 from farm.devices.virtual.faults import CONDITIONS, Fault, FaultKind
 from farm.devices.virtual.streams import Stream, StreamClosedError
-from farm.devices.virtual.tools import IMPOSSIBLE_NAMES
-from farm.devices.virtual.wire import ProtocolError
+from farm.devices.virtual.tree import IMPOSSIBLE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,6 +1,6 @@
 """Nightly runs that agents start: `[agent] nights` of farm.toml, each at its time, by a single agent that has it.
 
-A row of the store decides which agent starts a nightly run, once: `farm.store.cluster.nightly_starts`.
+A row of the store decides which agent starts a nightly run, once: `farm.store.cluster.cluster`.
 Procrastinate's periodic tasks call `check` as a hint, at any time and any number of times. The database's clock decides
 when a nightly run is due, and how late it may begin. The nightly run itself is `farm nightly`, a child of the agent,
 whose cells are submitted like the runs of users.
@@ -25,14 +25,13 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from farm.base.config.notify import NightlyReceivers, with_files_of
+from farm.base.config.runs import NightlyReceivers, with_files_of
 from farm.base.config.settings import OWN_COMMAND
-from farm.base.errors import FarmError, StoreError, UsageError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode, FarmError, StoreError, UsageError
+from farm.base.files import make_folders
 from farm.base.interrupts import INTERRUPTED
 from farm.base.paths import beside
 from farm.base.processes import Child, Supervisor
-from farm.base.publish import make_folders
 from farm.dispatch.notify.credentials import TAKEN
 from farm.dispatch.notify.delivery import Receiver, find_receivers
 from farm.report.model.format import clock

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.policy.estimate import Work, expect
-from farm.policy.reasons import why_waiting
 from farm.policy.situation import OpenOrder, Priority, Situation, usable
+from farm.policy.waits import Work, expect, why_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

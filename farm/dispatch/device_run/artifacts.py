@@ -12,10 +12,10 @@ from farm.base.errors import FarmError
 from farm.base.socs import find_soc
 from farm.base.text import reason_line
 from farm.builds.bundles.bundle import MANIFEST, Bundle
-from farm.devices.execution.crash_logs import collect_crash_logs
+from farm.devices.execution.liveness import collect_crash_logs
 from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE
 from farm.results.attempt import Attempt, Verdict
-from farm.results.dsp_trouble import explain_by_logs
+from farm.results.outcome import explain_by_logs
 from farm.results.profile.etdump import ETDUMP_LIMIT
 from farm.results.runner_report import ReportError, read_report
 from farm.store.artifacts import ArtifactStore
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from farm.base.config.retention import FailuresConfig
+    from farm.base.config.runs import FailuresConfig
     from farm.devices.device import Device
     from farm.devices.execution.optrace import OptraceTools
     from farm.devices.execution.session import DeviceSession
     from farm.devices.transport import Transport
-    from farm.dispatch.request.profiling import Profile
+    from farm.dispatch.request.request import Profile
 
 OUTPUT = "output:"
 """Prefix of the kind of an output's artifact; its file name follows."""

@@ -35,21 +35,19 @@ from farm.base.errors import (
     NeedsDeviceError,
 )
 from farm.devices.connect import open_transport
-from farm.devices.device import Device
+from farm.devices.device import FULL, RUNTIME, Device
 from farm.devices.execution.content_store import SESSION_PREFIX
-from farm.devices.execution.crash_logs import collect_crash_logs
+from farm.devices.execution.liveness import collect_crash_logs, take_over
 from farm.devices.execution.raw import RawResult, RunnerOptions
 from farm.devices.execution.session import DeviceSession
-from farm.devices.execution.takeover import take_over
-from farm.devices.health import FULL, RUNTIME
-from farm.devices.local_files import local_error
-from farm.devices.status import POLL_SECONDS, STATUS_SECONDS, check, read_status, wait_until_cool
+from farm.devices.facts import POLL_SECONDS, STATUS_SECONDS, check, read_status, wait_until_cool
+from farm.devices.files import local_error
 from farm.devices.transport import Transport
 from farm.policy.retries import damaged
 from farm.results.attempt import Attempt, Cause, Verdict
-from farm.results.dsp_trouble import explain_by_logs
 from farm.results.heap import no_heap
 from farm.results.judge import judge
+from farm.results.outcome import explain_by_logs
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
@@ -59,9 +57,9 @@ if TYPE_CHECKING:
     from farm.base.config.settings import HealthConfig
     from farm.builds.bundles.bundle import Bundle
     from farm.builds.runtime.runtime import Runtime
-    from farm.devices.execution.workspace import Workspace
+    from farm.devices.execution.content_store import Workspace
     from farm.dispatch.device_run.artifacts import AttemptArtifacts
-    from farm.dispatch.request.profiling import Execution, Profile
+    from farm.dispatch.request.request import Execution, Profile
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
     from farm.suites.suite import Job, Target

@@ -15,20 +15,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.errors import BundleError, FarmError, LocalError, MissingPackageError, NeedsDeviceError
-from farm.base.logs import end_of_log
+from farm.base.files import end_of_log
 from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
-from farm.devices.health import RECOVERY, Event, Health, HealthEvent, HealthMark, is_doubtful, next_health
-from farm.devices.local_files import local_error
+from farm.devices.device import (
+    RECOVERY,
+    Event,
+    Health,
+    HealthEvent,
+    HealthMark,
+    is_doubtful,
+    next_health,
+)
+from farm.devices.files import local_error
 from farm.devices.recovery import StepResult, recover
 from farm.dispatch.device_run.artifacts import AttemptArtifacts, FailedFiles
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate, Staged
 from farm.policy.retries import Tried, after_rerun, needs_new_session
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.results.dsp_trouble import finalize_error, infeasible
 from farm.results.heap import unmeasured
 from farm.results.judge import build_failure, not_simulated
-from farm.suites.frame_settings import frame_setting, late_flags
+from farm.results.outcome import finalize_error, infeasible
+from farm.suites.options import frame_setting, late_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +44,7 @@ if TYPE_CHECKING:
 
     from farm.devices.execution.raw import RawResult
     from farm.devices.execution.session import DeviceSession
-    from farm.dispatch.request.plan import RunPlan
+    from farm.dispatch.request.request import RunPlan
     from farm.store.cluster.records import PlannedJob
     from farm.store.records import ArtifactRecord
 
@@ -46,7 +54,7 @@ if TYPE_CHECKING:
 # A person removes files in minutes.
 _ROOM_POLL_SECONDS = 2.0
 _FULL = "its storage is full: the user who filled it has to free space"
-# As many as the rule of farm.devices.health looks at, and more.
+# As many as the rule of farm.devices.device looks at, and more.
 _MARKS = 20
 
 

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.config.settings import Config
-from farm.base.errors import FarmError, UsageError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode, FarmError, UsageError
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
+from farm.base.machine import user_name
 from farm.base.text import one_line
-from farm.base.user import user_name
 from farm.dispatch.cluster.client import anywhere
 from farm.dispatch.nightly.plan import MailTable, Plan, PlannedCell, WebhookTable, When
 from farm.dispatch.nightly.record import (
@@ -40,10 +39,9 @@ from farm.dispatch.nightly.record import (
     nightly_code,
     write_whole,
 )
-from farm.dispatch.nightly.render import write_pages
-from farm.dispatch.nightly.templates import render, subject
+from farm.dispatch.nightly.render import render, subject, write_pages
 from farm.dispatch.notify.delivery import GRACE_S, Delivery, Notice, find_receivers, send_notices
-from farm.dispatch.request.ending import report_context
+from farm.dispatch.request.records import report_context
 from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.report.formats import export_formats
 from farm.report.formats.spans import send_spans
@@ -56,9 +54,8 @@ from farm.store.messages.messages import Message, NoticeArguments
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from farm.dispatch.progress import ProgressListener
-    from farm.store.records import JobStatus
-    from farm.store.view import RunView
+    from farm.dispatch.dispatcher import ProgressListener
+    from farm.store.records import JobStatus, RunView
 
 
 logger = logging.getLogger(__name__)

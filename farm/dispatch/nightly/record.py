@@ -14,10 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from farm.base.atomic import write_atomically
-from farm.base.errors import InfraError, UsageError
-from farm.base.exit_codes import ENDED_EARLY, ExitCode
-from farm.base.ids import is_run_id
+from farm.base.errors import ENDED_EARLY, ExitCode, InfraError, UsageError
+from farm.base.files import write_atomically
+from farm.base.forms import is_run_id
 from farm.base.interrupts import INTERRUPTED
 from farm.dispatch.notify.delivery import Delivery
 

@@ -1,15 +1,34 @@
-"""Presentation of a nightly run: terminal lines, Markdown and annotations for GitHub, and a page with its runs."""
+"""Presentation of a nightly run: terminal lines, Markdown, annotations and pages, and the texts of notifications."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+import jinja2
+import msgspec
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from farm.base.errors import UsageError
+from farm.base.paths import data_folder
 from farm.base.text import one_line
 from farm.dispatch.nightly import record
-from farm.dispatch.nightly.record import JobNote, NightlyRun, counted, meaning, write_whole
+from farm.dispatch.nightly.record import (
+    CellResult,
+    DebuggedJob,
+    Findings,
+    JobNote,
+    NightlyRun,
+    counted,
+    meaning,
+    write_whole,
+)
+from farm.dispatch.notify.webhook import slack_text
 from farm.report.formats.github import escaped, table, workflow_commands
 from farm.report.formats.review import (
     FAILING_BEFORE,
@@ -24,6 +43,9 @@ from farm.report.formats.review import (
 from farm.report.html.layer_graph import image_address
 from farm.report.html.templates import render_page
 from farm.report.model import format as fmt
+
+# Presentation of a nightly run: terminal lines, Markdown and annotations for GitHub, and a page with its runs.
+
 
 LEAST_WIDTH = 40
 _LINES, _ROWS, _PAGE_JOBS, _PAGE_NIGHTLY_RUNS = 10, 200, 100, 30
@@ -187,3 +209,184 @@ def render_nightly_run(
 def _tone(code: int | None) -> str:
     """Return the class of the style sheet for an exit code."""
     return "unfinished" if code is None else _TONES.get(code, "infra")
+
+
+# Texts of notifications: farm's templates, or a user's file, rendered in a sandbox from plain values.
+
+
+BUILT_IN = ("json", "slack")
+"""Templates for webhooks, by name."""
+_MAIL = {"text": "mail.txt", "html": "mail.html"}
+
+SHOWN = 20
+"""Most jobs of a kind in a notification."""
+_REASON_CHARS = 300
+
+
+def render(template: str, form: str, nightly_run: NightlyRun) -> str:
+    """Return the text of a notification; `template` is a name in BUILT_IN, a file, or empty for the template of mail.
+
+    `form` is `json` (the text must be JSON), `text` or `html` (output of devices is escaped). Raises UsageError.
+    """
+    try:
+        text = _load(template, form).render(nightly_run=context(nightly_run))
+        if form == "json":
+            msgspec.json.decode(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise UsageError(f"{template or _MAIL[form]}: line {error.lineno}: {error.message}") from None
+    except jinja2.TemplateError as error:
+        raise UsageError(f"{template or _MAIL[form]}: {error}") from None
+    except msgspec.DecodeError as error:
+        raise UsageError(
+            f"{template}: does not give JSON: {error}; '{{{{ VALUE | tojson }}}}' quotes a value"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{template}: is no text in UTF-8: {error}") from None
+    except OSError as error:
+        known = f"; farm has {' and '.join(BUILT_IN)}" if form == "json" else ""
+        raise UsageError(f"{template}: {error.strerror or error}{known}") from None
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        # Errors of an expression in a template.
+        raise UsageError(f"{template or _MAIL[form]}: {type(error).__name__}: {error}") from None
+    return text
+
+
+def check_template(template: str, form: str) -> list[str]:
+    """Return the problem of a template, from rendering a sample with all kinds of findings; empty for none."""
+    try:
+        render(template, form, SAMPLE)
+    except UsageError as error:
+        return [str(error)]
+    return []
+
+
+def _load(template: str, form: str) -> jinja2.Template:
+    environment = _environment(html=form == "html")
+    if not template or template in BUILT_IN:
+        name = template or _MAIL[form]
+        text = (data_folder("reports") / "notify" / f"{name}.j2").read_text(encoding="utf-8")
+    else:
+        text = Path(template).read_text(encoding="utf-8")
+    return environment.from_string(text)
+
+
+@functools.cache
+def _environment(*, html: bool) -> jinja2.Environment:
+    # Without a loader: no template includes a file.
+    environment = ImmutableSandboxedEnvironment(
+        autoescape=html, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["slack"] = slack_text
+    return environment
+
+
+def context(nightly_run: NightlyRun) -> dict[str, Any]:
+    """Return the variable `nightly_run` of a template: plain values; output of devices is one line of visible text."""
+    found = {
+        "new_failures": nightly_run.new_failures,
+        "still_failing": nightly_run.still_failing,
+        "debugged": nightly_run.debugged,
+        "regressions": nightly_run.regressions,
+        "infra": nightly_run.troubles,
+    }
+    return {
+        "schema": 2,
+        "name": nightly_run.name,
+        "id": nightly_run.id,
+        "verdict": nightly_run.word.lower(),
+        "exit_code": nightly_run.code,
+        "meaning": meaning(nightly_run.code),
+        "user": one_line(nightly_run.user, 80),
+        "host": one_line(nightly_run.host, 80),
+        "started_ms": nightly_run.started_ms,
+        "started": fmt.clock(nightly_run.started_ms),
+        "seconds": round(nightly_run.seconds, 1),
+        "duration": fmt.duration(nightly_run.seconds),
+        "counts": nightly_run.counts,
+        "counted": counted(nightly_run.counts),
+        "runs": [_cell(cell) for cell in nightly_run.cells],
+        **{name: _notes(notes) for name, notes in found.items()},
+        "totals": {
+            **{name: len(notes) for name, notes in found.items()},
+            "fixed": sum(len(cell.fixed) for cell in nightly_run.cells),
+            "not_tested": sum(cell.not_tested for cell in nightly_run.cells),
+        },
+        "report": one_line(nightly_run.report),
+        "report_url": nightly_run.report_url,
+    }
+
+
+def subject(nightly_run: NightlyRun) -> str:
+    """Return a notification's title: one line."""
+    found = [
+        fmt.plural(len(notes), word)
+        for word, notes in (("new failure", nightly_run.new_failures), ("regression", nightly_run.regressions))
+        if notes
+    ]
+    return one_line(
+        f"[farm] {nightly_run.name}: {nightly_run.word.lower()}: {', '.join([*found, counted(nightly_run.counts)])}",
+        200,
+    )
+
+
+def _cell(cell: CellResult) -> dict[str, Any]:
+    return {
+        "name": cell.name,
+        "verdict": cell.word.lower(),
+        "exit_code": cell.code,
+        "run": cell.run_id,
+        "socs": list(cell.socs),
+        "backend": cell.backend,
+        "virtual": cell.virtual,
+        "counts": cell.counts,
+        "counted": counted(cell.counts),
+        "duration": fmt.duration(cell.seconds),
+        "problem": one_line(cell.problem, _REASON_CHARS),
+    }
+
+
+def _notes(notes: Iterable[JobNote]) -> list[dict[str, str]]:
+    shown = itertools.islice(notes, SHOWN)
+    return [{"job": one_line(one.job_id, 200), "reason": one_line(one.reason, _REASON_CHARS)} for one in shown]
+
+
+SAMPLE = NightlyRun(
+    id="20260301-020000-0a1b2c",
+    name="sample",
+    digest="",
+    user="farm",
+    host="lab",
+    started_ms=1_772_330_400_000,
+    finished_ms=1_772_341_200_000,
+    code=1,
+    cells=(
+        CellResult(
+            name="smoke-htp",
+            socs=("SM8650",),
+            suites=("smoke",),
+            backend="htp",
+            virtual=False,
+            run_id="20260301-020001-3c4d5e",
+            code=1,
+            counts={"passed": 7, "failed": 1},
+            seconds=61.0,
+            new_failures=(JobNote("smoke/add[SM8650-htp-8a8w]", 'numerics: <b>"sqnr"</b> is 12 dB & less\\'),),
+            still_failing=(JobNote("smoke/gelu[SM8650-htp-8a8w]", "execute: crashed"),),
+            debugged=(
+                DebuggedJob(
+                    "smoke/add[SM8650-htp-8a8w]",
+                    "first divergence: aten_add_tensor (aten.add.Tensor), likely cause: compiler: SQNR 12.0 dB",
+                    layer="aten_add_tensor",
+                ),
+            ),
+            findings=Findings((JobNote("smoke/conv2d[SM8650-htp-8a8w]", "latency: 8 % slower"),), confirmed=1),
+            report="smoke-htp.html",
+        ),
+        CellResult(
+            name="smoke-gpu", socs=("SM8650",), suites=("smoke",), backend="gpu", virtual=False, code=4,
+            problem="no attached device",
+        ),
+    ),
+    report="/reports/index.html",
+)  # fmt: skip
+"""Nightly run with all kinds of findings, for a check of templates before the first cell."""

@@ -11,7 +11,7 @@ from farm.base.errors import FarmError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from farm.base.config.notify import Mail, Webhook
+    from farm.base.config.runs import Mail, Webhook
 
 _MOST_SECRET_CHARS = 8192
 

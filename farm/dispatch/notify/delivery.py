@@ -1,7 +1,7 @@
 """Notices to receivers: attempts, their repetition, and their outcome.
 
 A process sends its notices itself. On a shared farm it queues a job of Procrastinate before: if the process dies, or if
-the receiver stays away, agents that have the same receiver go on (`farm.dispatch.cluster.delivery.notices`).
+the receiver stays away, agents that have the same receiver go on (`farm.dispatch.cluster.delivery`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.config.notify import Mail, Webhook
+from farm.base.config.runs import Mail, Webhook
 from farm.base.errors import FarmError
 from farm.dispatch.notify.credentials import NotifyError, hide_secrets, read_secret
 from farm.dispatch.notify.webhook import origin, post

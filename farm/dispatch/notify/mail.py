@@ -14,7 +14,7 @@ from farm.dispatch.notify.webhook import within
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from farm.base.config.notify import Mail
+    from farm.base.config.runs import Mail
 
 # Timeouts for one answer of the server, and for the whole conversation.
 _TIMEOUT_SECONDS = 30.0

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.base.config.notify import Mail
+from farm.base.config.runs import Mail
 from farm.base.errors import FarmError
+from farm.base.machine import user_name
 from farm.base.text import one_line
-from farm.base.user import user_name
 from farm.dispatch.notify.credentials import hide_secrets
 from farm.dispatch.notify.delivery import GRACE_S, Notice, Receiver, find_receivers, send_notices
 from farm.dispatch.notify.webhook import slack_text
-from farm.store.leases.quarantines import Quarantine
+from farm.store.leases.registry import Quarantine
 from farm.store.messages.messages import Message, NoticeArguments, defer_notices
 
 if TYPE_CHECKING:

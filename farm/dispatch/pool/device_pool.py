@@ -15,9 +15,9 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from farm.base.clock import now_s
 from farm.base.errors import FarmError, LeaseLostError, NoDeviceError, StoreLostError
-from farm.devices.health import Health
+from farm.base.machine import now_s
+from farm.devices.device import Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -20,8 +20,7 @@ import msgspec
 
 from farm.base.backends.registry import DEFAULT_BACKEND
 from farm.base.config.settings import Config, LeaseConfig
-from farm.base.errors import InfraError, MissingToolError, NoDeviceError, NothingSelectedError, UsageError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode, InfraError, MissingToolError, NoDeviceError, NothingSelectedError, UsageError
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.base.processes import Child, Supervisor, ask_program, ending
 from farm.base.socs import Soc, find_soc, load_socs
@@ -30,10 +29,10 @@ from farm.builds.compile.pool import MemoryLimits
 from farm.devices.device import Device, common_kind
 from farm.dispatch.pool.fleet import Choice, Fleet
 from farm.dispatch.pytest_plugin.plan import PLAN_VARIABLE, STORE_VARIABLE, SuitePlan
-from farm.dispatch.request.ending import exit_code_of, write_report
+from farm.dispatch.request.records import exit_code_of, write_report
 from farm.dispatch.request.request import RunOutcome
 from farm.report.model.format import plural
-from farm.store.view import Purpose
+from farm.store.records import Purpose
 
 if TYPE_CHECKING:
     from farm.builds.toolchains.toolchain import Compiler, Toolchain
@@ -286,8 +285,8 @@ class _Launch:
         self._interrupted = False
 
     def execute(self, supervisor: Supervisor) -> RunOutcome:
-        from farm.builds.toolchains.prepare import prepare
-        from farm.devices.virtual.storage import virtual_storage
+        from farm.builds.toolchains.selection import prepare
+        from farm.devices.virtual.boot import virtual_storage
 
         tools = prepare(self._config, virtual=self._request.virtual > 0)
         _require_plugin(tools.compiler)
@@ -361,7 +360,7 @@ class _Launch:
         return url
 
     def _plan(self, token: str, folder: Path, fleet: Fleet, tools: Toolchain) -> SuitePlan:
-        from farm.dispatch.request.recording import run_record
+        from farm.dispatch.request.records import run_record
 
         kind = common_kind(device.kind for device in fleet.devices)
         free = self._free(fleet)[: self._request.most_devices]
@@ -418,7 +417,7 @@ class _Launch:
                 thread.join(_LAST_SECONDS)
 
     def _environment(self, plan: SuitePlan) -> dict[str, str]:
-        from farm.builds.runtime.native.executorch import runner_executorch
+        from farm.builds.runtime.native import runner_executorch
         from farm.builds.runtime.simulator import outside_environment
         from farm.devices.adb.server import find_adb
         from farm.dispatch.pytest_plugin.upstream import lay_out_sdk

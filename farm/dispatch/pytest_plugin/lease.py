@@ -8,8 +8,8 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from farm.base.clock import now_s
 from farm.base.errors import LeaseLostError
+from farm.base.machine import now_s
 from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
 from farm.policy.situation import Lease, Priority, Waiting
 from farm.store.store import Store, open_store

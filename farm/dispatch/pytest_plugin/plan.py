@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from farm.base.atomic import write_atomically
 from farm.base.config.settings import HealthConfig, LeaseConfig
+from farm.base.files import write_atomically
 from farm.base.text import one_line
 from farm.builds.compile.pool import MemoryLimits
 from farm.builds.runtime.runtime import Runtime

@@ -29,20 +29,20 @@ from farm.builds.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSp
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.ready import is_dynamic, read_ready, ready_manifest
 from farm.builds.bundles.reuse import find_bundle_for
-from farm.builds.program.layout import from_memory, to_memory
-from farm.devices.execution.one_shot import too_many
+from farm.builds.program.pte import from_memory, to_memory
 from farm.devices.execution.raw import RawResult, RunnerOptions
+from farm.devices.execution.runner_process import too_many
 from farm.dispatch.device_run.device_worker import with_rerun
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.pytest_plugin.worker import ExecutedProgram, SuiteWorker, UnfitDeviceError, WrongNumbersError
-from farm.dispatch.request.named_job import find_case
-from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.choose import find_case
+from farm.dispatch.request.request import Profile
 from farm.policy.retries import needs_health_check
 from farm.results.attempt import Attempt, Cause, Ending, Measurement, OperatorProfile, Stage, Verdict
-from farm.results.iterations import describe_differing
 from farm.results.measurements import bundle_measurements, time_measurements
 from farm.results.outcome import outcome
-from farm.results.profile.cycles import read_profile
+from farm.results.outputs import describe_differing
+from farm.results.profile.etdump import read_profile
 from farm.suites.manifests import find_suites
 from farm.suites.options import parse_options, runtime_flags
 from farm.suites.suite import Case, InputSpec, Job, OptionSet, Target, plan

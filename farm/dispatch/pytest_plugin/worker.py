@@ -25,14 +25,14 @@ from farm.base.errors import (
 from farm.base.processes import Supervisor
 from farm.base.text import count_of
 from farm.builds.compile.torch_graphs import TorchGraphs
-from farm.devices.adb.names import choose_server
+from farm.devices.adb.protocol import choose_server
 from farm.devices.execution.content_store import SESSION_PREFIX
 from farm.devices.execution.liveness import Liveness, cause_of
 from farm.devices.recovery import recover
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
 from farm.dispatch.pytest_plugin.record import DeviceFacts, UpstreamResult
 from farm.dispatch.pytest_plugin.upstream import RUNNER, Upstream, with_name
-from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import Profile
 from farm.policy.retries import Tried, classify, is_open, unfit
 from farm.results.attempt import Attempt, Cause, Measurement, OperatorProfile, Stage, Verdict
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.errors import UsageError
-from farm.base.ids import is_bundle_key, is_run_id
-from farm.dispatch.request.resume import in_progress
+from farm.base.forms import is_bundle_key, is_run_id
+from farm.dispatch.request.records import in_progress
 from farm.store.artifacts import GRACE_S, ArtifactStore
 from farm.store.objects import objects
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.store.objects.objects import Objects
+    from farm.store.records import RunView
     from farm.store.store import Store
-    from farm.store.view import RunView
 
 # Age from which a run without an end counts as killed.
 _MAY_RUN_S = 86_400

@@ -1,16 +1,91 @@
-"""Request of a run, and the outcome of the run: plain data."""
+"""Request of a run, the settings for the execution of its jobs, its plan for device processes, and its outcome."""
 
 from __future__ import annotations
 
+import shutil
+import time
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import DEFAULT_BACKEND
+from farm.base.config.runs import FailuresConfig
+from farm.base.config.settings import HealthConfig
+from farm.base.errors import UsageError
+from farm.base.files import write_atomically
+from farm.builds.compile.protocol import BuildReply
+from farm.builds.runtime.runtime import Runtime
+from farm.devices.connect import from_plain
+from farm.devices.device import Device
+from farm.devices.execution.optrace import OptraceTools
 from farm.dispatch.pool.fleet import Choice
-from farm.dispatch.request.profiling import Execution
 from farm.dispatch.request.selection import Shard
-from farm.store.view import Purpose, RunView
+from farm.store.cluster.records import PlannedJob
+from farm.store.records import Purpose, RunView
+
+# Settings of a run for the execution of its jobs, with the profiling level.
+
+
+class Profile(StrEnum):
+    """Values of `farm run --profile`."""
+
+    AUTO = "auto"
+    """Profiling without a cost in latency: cycles on the simulator, none on hardware."""
+    OFF = "off"
+    BASIC = "basic"
+    """Totals of every program."""
+    DETAILED = "detailed"
+    """Every node."""
+    OPTRACE = "optrace"
+    """Profiling that is compiled in, for timelines of the SDK's tools."""
+
+    @property
+    def kept(self) -> bool:
+        """True for a requested profile, which is kept with the attempt."""
+        return self not in (Profile.AUTO, Profile.OFF)
+
+    def flags(self, kind: str) -> dict[str, str]:
+        """Return the runner's flags for it on a device that is `virtual` or `hardware`."""
+        if self is Profile.AUTO:
+            # Profiling changes the speed of hardware and not the speed of the simulator.
+            return {"profile_level": "2"} if kind == "virtual" else {}
+        # Without a level at run time the compiled one applies.
+        level = {Profile.OFF: "0", Profile.BASIC: "1", Profile.DETAILED: "2"}.get(self)
+        return {} if level is None else {"profile_level": level}
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings for the execution of each job of a run."""
+
+    iterations: int = 3
+    warm_up: int = 1
+    timeout_s: float = 300.0
+    reducible: bool = False
+    """True if farm chose iterations and warm-up: virtual devices, and runners that write a file per execution, may do
+    fewer."""
+    profile: Profile = Profile.AUTO
+    heap: bool = False
+    """True to measure the DSP's heap, and nothing else."""
+    seconds: int | None = None
+    """Seconds for which programs repeat their prompts to generate text; None runs every prompt once."""
+
+    @property
+    def execution(self) -> dict[str, Any]:
+        """These settings by name, for another struct with them."""
+        return {name: getattr(self, name) for name in Execution.__struct_fields__}
+
+
+def require_profilable(profile: Profile, *, direct: bool) -> None:
+    """Raise UsageError for a profile that direct mode's runner has no flag for."""
+    if direct and profile.kept:
+        raise UsageError(f"direct mode's runner takes no profile level: leave --profile or {DIRECT_MODE} out")
+
+
+# Request of a run, and the outcome of the run: plain data.
 
 
 class RunRequest(Execution, frozen=True, kw_only=True):
@@ -80,3 +155,97 @@ class RunOutcome(msgspec.Struct, frozen=True):
     """`RunRequest.toolchain`; for a resumed run, of its first request."""
     left: bool = False
     """True for a run that continues on a shared farm without a follower."""
+
+
+# Plan of a run before its first execution, as a file that every device process reads.
+
+
+# Longest time without a sign of life of a device process, beside its job. It gives one whenever it waits; in between it
+# moves files, executes a job (twice if the first execution ended the runner) and checks files for damage.
+_SILENCE_SECONDS = 900.0
+# A build takes seconds; looking 50 times a second costs nothing that can be measured.
+_POLL_SECONDS = 0.02
+
+
+class RunPlan(Execution, frozen=True):
+    """Plan of a run: jobs in dispatch order, devices, and paths."""
+
+    run_id: str
+    folder: Path
+    """Folder of the run: plan, build replies, raw results, logs."""
+    cache_root: Path
+    jobs: tuple[PlannedJob, ...]
+    devices: tuple[Device, ...]
+    runtimes: dict[str, Runtime]
+    """Runtimes by the device's serial."""
+    artifact_root: Path
+    """Folder of files of attempts."""
+    optrace: OptraceTools | None = None
+    """Tools of the QNN SDK for timelines of the HTP; None except with the profiling level `optrace`."""
+    health_checks: tuple[PlannedJob, ...] = ()
+    """Jobs of the health check, one per SoC."""
+    leased: bool = False
+    """True for leased devices; False for virtual devices that the run started."""
+    health: HealthConfig = HealthConfig()
+    failures: FailuresConfig = FailuresConfig()
+
+    @property
+    def path(self) -> Path:
+        """File of the plan."""
+        return self.folder / "plan.json"
+
+    @property
+    def workers(self) -> Path:
+        """Folder with a file per device, named by its number: its device process touches it as a sign of life."""
+        return self.folder / "workers"
+
+    @property
+    def most_silence_s(self) -> float:
+        """Seconds without a sign of life after which a device process is ended."""
+        # A job runs for its requested duration without a sign of life, at most twice.
+        return _SILENCE_SECONDS + 2 * (self.timeout_s + (self.seconds or 0))
+
+    def prepare_folder(self) -> None:
+        """Make empty folders for all processes of the run, and write the plan."""
+        for name in ("builds", "workers"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            (self.folder / name).mkdir(parents=True)
+        for number in range(len(self.devices)):
+            (self.workers / str(number)).touch()
+        self.write()
+
+    def write(self) -> None:
+        """Write the plan, which device processes read."""
+        self.path.write_bytes(msgspec.json.encode(self, enc_hook=str))
+
+    def build_log(self, key: str) -> Path:
+        """Return the file of a compiler's output, by the key of the bundle."""
+        return self.folder / "builds" / f"{key}.log"
+
+    def leave_reply(self, reply: BuildReply) -> None:
+        """Write the end of a build for the device processes, which wait for it. Raises OSError."""
+        write_atomically(self._reply(reply.key), msgspec.json.encode(reply))
+
+    def read_reply(self, key: str) -> BuildReply:
+        """Return the end of a build. Raises FileNotFoundError before it is there."""
+        return msgspec.json.decode(self._reply(key).read_bytes(), type=BuildReply)
+
+    def is_built(self, planned: PlannedJob) -> bool:
+        """Return whether the build of a job has ended."""
+        return planned.cached or self._reply(planned.key).exists()
+
+    def await_build(self, planned: PlannedJob, stop: Callable[[], bool]) -> bool:
+        """Wait for the end of a build; return False when `stop` returns True before."""
+        while not self.is_built(planned):
+            if stop():
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _reply(self, key: str) -> Path:
+        return self.folder / "builds" / f"{key}.json"
+
+
+def read_plan(path: Path) -> RunPlan:
+    """Return the plan in a file that `RunPlan.write` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=RunPlan, dec_hook=from_plain)

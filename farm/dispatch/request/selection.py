@@ -15,8 +15,8 @@ import msgspec
 
 from farm.base.errors import UsageError
 from farm.report.model.format import duration
+from farm.store.records import SkipReason
 from farm.store.values import judged_by
-from farm.store.view import SkipReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

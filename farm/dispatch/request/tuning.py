@@ -11,7 +11,7 @@ import msgspec
 from farm.base.backends.registry import runs_on_cpu
 from farm.base.errors import NoHistoryError, UnknownNameError, UsageError
 from farm.base.socs import PRECISIONS, READY
-from farm.dispatch.request.named_job import find_case, known_suites
+from farm.dispatch.request.choose import find_case, known_suites
 from farm.results.analysis.tolerances import MeasuredOutput, SuggestedLimit, suggest_limits
 from farm.results.attempt import Attempt, Verdict
 from farm.store.rows import case_versions
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from farm.base.config.settings import Config
+    from farm.store.records import JobView, RunView
     from farm.store.store import Store
-    from farm.store.view import JobView, RunView
 
 
 class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):

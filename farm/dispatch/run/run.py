@@ -19,21 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farm.base.errors import FarmError, LeaseLostError, NoDeviceError, RowRefusedError
-from farm.base.exit_codes import ExitCode
-from farm.base.interrupts import INTERRUPTED, InterruptHandler, handling
+from farm.base.errors import ExitCode, FarmError, LeaseLostError, NoDeviceError, RowRefusedError
+from farm.base.interrupts import INTERRUPTED, InterruptHandler, handling, noticing_deaths
 from farm.base.socs import find_soc
-from farm.base.threads import noticing_deaths
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.notify.credentials import hide_secrets
 from farm.dispatch.process_link import ForkedProcess
-from farm.dispatch.recorder import Recorder
+from farm.dispatch.recorder import Recorder, ResultLog
 from farm.dispatch.request.choose import device_kind_of, narrow, optrace_tools
-from farm.dispatch.request.ending import exit_code_of
+from farm.dispatch.request.records import exit_code_of
 from farm.dispatch.request.selection import Budget
-from farm.dispatch.result_log import ResultLog
 from farm.dispatch.run.compiling import builders
 from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers
 from farm.report.model.format import duration
@@ -44,19 +41,17 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.base.fork_server import ForkServer
     from farm.base.processes import Supervisor
-    from farm.builds.runtime.native.build import NativeBuild
+    from farm.builds.runtime.native import NativeBuild
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.devices.device import Device
-    from farm.devices.health import HealthEvent
+    from farm.devices.device import Device, HealthEvent
+    from farm.dispatch.dispatcher import ProgressListener
     from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.pool.fleet import Fleet
-    from farm.dispatch.progress import ProgressListener
-    from farm.dispatch.request.plan import RunPlan
-    from farm.dispatch.request.request import RunOutcome, RunRequest
+    from farm.dispatch.request.request import RunOutcome, RunPlan, RunRequest
     from farm.policy.situation import Lease
     from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
+    from farm.store.records import DeviceView
     from farm.store.store import Store
-    from farm.store.view import DeviceView
     from farm.suites.suite import Job
 
 logger = logging.getLogger(__name__)
@@ -296,7 +291,7 @@ def resume(
     Raises UnknownNameError for a missing run, UsageError for a run in progress, or one whose fingerprint has changed
     since.
     """
-    from farm.dispatch.request.resume import in_progress
+    from farm.dispatch.request.records import in_progress
     from farm.store.store import open_store
 
     hide_secrets(config.notify.webhook, config.notify.mail)
@@ -355,9 +350,9 @@ class _Run(RunSteps):
         supervisor: Supervisor,
         forks: ForkServer,
     ) -> RunOutcome:
-        from farm.builds.toolchains.prepare import prepare
-        from farm.devices.virtual.storage import virtual_storage
-        from farm.dispatch.request.resume import in_progress, require_same_conditions
+        from farm.builds.toolchains.selection import prepare
+        from farm.devices.virtual.boot import virtual_storage
+        from farm.dispatch.request.records import in_progress, require_same_conditions
 
         resumed = self._store.runs.view(run_id) if run_id else None
         then = resumed.fingerprint if resumed is not None else {}
@@ -406,9 +401,9 @@ class _Run(RunSteps):
         before: Sequence[DeviceView],
     ) -> None:
         """Run `jobs` on devices of `kind`; `before` has the devices of a resumed run."""
-        from farm.builds.runtime.native.build import native_of
+        from farm.builds.runtime.native import native_of
         from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
-        from farm.dispatch.request.resume import require_same_runtimes
+        from farm.dispatch.request.records import require_same_runtimes
         from farm.policy.situation import Priority
 
         wait = Wait(self._request.wait_s)
@@ -498,7 +493,7 @@ class _Run(RunSteps):
         self, run_id: str, folder: Path, jobs: Sequence[PlannedJob], fleet: Fleet, health_checks: Sequence[PlannedJob]
     ) -> RunPlan:
         """Return the plan that workers read."""
-        from farm.dispatch.request.plan import RunPlan
+        from farm.dispatch.request.request import RunPlan
 
         config, request = self._config, self._request
         return RunPlan(

@@ -14,9 +14,8 @@ from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import FoundBundle, find_bundles_for
 from farm.dispatch.notify.credentials import hide_secrets
 from farm.dispatch.request.choose import check_machine, check_ready, jobs_of, select
-from farm.dispatch.request.ending import exit_code_of, write_report
-from farm.dispatch.request.profiling import Profile
-from farm.dispatch.request.request import RunOutcome, RunRequest
+from farm.dispatch.request.records import exit_code_of, write_report
+from farm.dispatch.request.request import Profile, RunOutcome, RunRequest
 from farm.dispatch.run.compiling import Rebuild
 from farm.suites.options import runtime_flags
 
@@ -26,12 +25,11 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.dispatch.progress import ProgressListener
+    from farm.dispatch.dispatcher import ProgressListener
     from farm.dispatch.request.selection import Budget
     from farm.store.cluster.records import PlannedJob
-    from farm.store.records import ExpectedJob
+    from farm.store.records import ExpectedJob, RunView
     from farm.store.store import Store
-    from farm.store.view import RunView
     from farm.suites.suite import Job
 
 logger = logging.getLogger(__name__)
@@ -42,7 +40,7 @@ def choose(config: Config, request: RunRequest, only: Collection[str] | None = N
 
     Raises UsageError, NothingSelectedError, MissingToolError: nothing is changed yet.
     """
-    from farm.builds.toolchains.select import use_toolchain
+    from farm.builds.toolchains.selection import use_toolchain
 
     jobs = jobs_of(config, request)
     config = use_toolchain(config, request.toolchain)
@@ -61,8 +59,8 @@ def left_of(config: Config, store: Store, ref: str) -> tuple[Config, RunRequest,
     The configuration has the toolchain of the run. Raises UnknownNameError for a missing run, UsageError for a run that
     cannot be continued.
     """
-    from farm.builds.toolchains.select import use_toolchain
-    from farm.dispatch.request.resume import missing_jobs, read_intent
+    from farm.builds.toolchains.selection import use_toolchain
+    from farm.dispatch.request.records import missing_jobs, read_intent
 
     run_id = store.runs.resolve(ref, unbegun=True)
     request, jobs = read_intent(config.run_folder(run_id))
@@ -118,8 +116,7 @@ class RunSteps:
 
     def _begin(self, jobs: Sequence[Job], tools: Toolchain, fingerprint: dict[str, str]) -> str:
         """Record a run that begins, and return its id."""
-        from farm.dispatch.request.recording import run_record
-        from farm.dispatch.request.resume import leave_intent
+        from farm.dispatch.request.records import leave_intent, run_record
 
         record = run_record(
             self._config, self._store, tools, command=self._request.command, facts=fingerprint,
@@ -132,7 +129,7 @@ class RunSteps:
 
     def _read_history(self, jobs: Sequence[Job], tools: Toolchain, kind: str) -> None:
         """Read the history of the jobs, and the jobs that go first."""
-        from farm.dispatch.request.recording import is_private_run
+        from farm.dispatch.request.records import is_private_run
 
         ids, private = [job.id for job in jobs], is_private_run(tools, self._request.purpose)
         mine = self._store.user if private else ""

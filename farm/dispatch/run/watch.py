@@ -16,8 +16,7 @@ from farm.base.hashes import tree_files
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import forget_sources
 from farm.builds.bundles.reuse import find_bundles_for
-from farm.builds.toolchains.prepare import prepare
-from farm.builds.toolchains.select import look_into, use_toolchain
+from farm.builds.toolchains.selection import look_into, prepare, use_toolchain
 from farm.dispatch.request.choose import jobs_of, select
 from farm.results.attempt import Verdict
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from farm.base.config.settings import Config
-    from farm.dispatch.progress import ProgressListener
+    from farm.dispatch.dispatcher import ProgressListener
     from farm.dispatch.request.request import RunOutcome, RunRequest
     from farm.suites.suite import Job
 

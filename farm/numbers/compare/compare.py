@@ -12,15 +12,21 @@ import msgspec
 
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import runs_on_cpu
-from farm.base.errors import NothingSelectedError, UsageError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode, NothingSelectedError, UsageError
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.builds.bundles.key import QNN_PRODUCT, stub_of
 from farm.devices.device import common_kind
-from farm.numbers.compare.building import BuildingSide, BuiltJob, build_sides
-from farm.numbers.compare.measuring import JobToRun, MeasuringPool
-from farm.numbers.compare.pairing import JobOutcome, paired
-from farm.numbers.compare.request import SIDES, ComparisonRequest, config_of, jobs_of_side, own_options
+from farm.numbers.compare.measuring import JobOutcome, JobToRun, MeasuringPool, paired
+from farm.numbers.compare.sides import (
+    SIDES,
+    BuildingSide,
+    BuiltJob,
+    ComparisonRequest,
+    build_sides,
+    config_of,
+    jobs_of_side,
+    own_options,
+)
 from farm.numbers.regressions.interleaved_ab import Side
 from farm.report.model.compare import (
     ComparedJob,
@@ -31,8 +37,8 @@ from farm.report.model.compare import (
     PairedMetric,
     SideResult,
     compiled_facts,
+    turns_text,
 )
-from farm.report.model.compare_totals import turns_text
 from farm.results.judge import build_failure, build_problem
 from farm.suites.options import runtime_flags
 
@@ -80,8 +86,8 @@ def compare_sides(config: Config, store: Store, request: ComparisonRequest) -> C
     NothingSelectedError, MissingToolError before the first build, NoDeviceError if no job could be compared without a
     device.
     """
+    from farm.base.files import make_folders, own_folder
     from farm.base.processes import Supervisor
-    from farm.base.publish import make_folders, own_folder
     from farm.dispatch.request.pruning import COMPARES
     from farm.store.rows import new_run_id
 
@@ -117,9 +123,9 @@ def compare_sides(config: Config, store: Store, request: ComparisonRequest) -> C
 
 def keep(report: CompareReport, folder: Path) -> None:
     """Write the comparison and its page into its folder."""
-    from farm.base.atomic import write_atomically
-    from farm.report.formats.compare import compare_json
-    from farm.report.html.compare import render_compare
+    from farm.base.files import write_atomically
+    from farm.report.formats.review import compare_json
+    from farm.report.html.page import render_compare
 
     write_atomically(folder / REPORT_FILE, compare_json(report))
     write_atomically(folder / PAGE_FILE, render_compare(report))
@@ -129,7 +135,7 @@ def _sides(config: Config, request: ComparisonRequest) -> tuple[BuildingSide, Bu
     """Return both sides with their toolchains and jobs. Raises UsageError, NothingSelectedError, MissingToolError."""
     from farm.base.socs import find_soc
     from farm.builds.runtime.runtime import require_backend
-    from farm.builds.toolchains.prepare import prepare
+    from farm.builds.toolchains.selection import prepare
     from farm.dispatch.request.choose import check_ready
 
     options = [own_options(request, side) for side in request.sides]

@@ -14,7 +14,7 @@ from farm.base.errors import UsageError
 from farm.dispatch.history_comparison import compared_series, is_judged, known_alerts
 from farm.results.analysis.suspected import Finding
 from farm.store.records import STEPS, AlertState, NewAlert, Remark, RemarkState
-from farm.store.toolchains import branch_text
+from farm.store.values import branch_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -151,8 +151,7 @@ def _step(
     past: JobPast, one: SeriesPast, until: str, known: Mapping[tuple[int, str], Sequence[AlertRecord]]
 ) -> NewAlert | None:
     """Return the step that a number makes in a run, however small; None where it has no value then, or none before."""
-    from farm.results.analysis.robust import difference, median
-    from farm.results.analysis.scale import scaled
+    from farm.results.analysis.statistics import difference, median, scaled
     from farm.results.analysis.suspected import BASELINE, levelled, way
 
     runs = [run.run_id for run in past.runs]

@@ -14,24 +14,26 @@ import msgspec
 
 from farm.base.text import reason_line
 from farm.dispatch.history_comparison import changed_programs, compare_with_history, found_alerts, record_comparison
-from farm.dispatch.request.ending import write_report
-from farm.numbers.regressions.confirm_job import PairsRequest
+from farm.dispatch.request.records import write_report
 from farm.numbers.regressions.paired_test import worse
 from farm.numbers.regressions.remeasure import BenchPool, RemeasuredSeries, Remeasurement, unknown
+from farm.numbers.regressions.stored_pairs import PairsRequest
 from farm.results.analysis.confirmation import (
+    LEAST_PAIRS,
+    P_MEMBER,
     P_UNSUSPECTED,
     Answer,
     Confirmation,
+    common_step,
     control,
+    families,
+    member,
     pairs_needed,
     programs_are_cause,
     unsure,
 )
-from farm.results.analysis.families import P_MEMBER, common_step, families, member
-from farm.results.analysis.run_judgement import REPRESENTATIVES
-from farm.results.analysis.scale import Scale
-from farm.results.analysis.sequential import LEAST_PAIRS
-from farm.results.analysis.suspected import Finding
+from farm.results.analysis.statistics import Scale
+from farm.results.analysis.suspected import REPRESENTATIVES, Finding
 from farm.store.records import STEPS, AlertState, NewAlert
 
 if TYPE_CHECKING:

@@ -14,22 +14,19 @@ import msgspec
 from farm.base.errors import InfraError, LeaseLostError, UsageError
 from farm.base.hashes import sha256_of
 from farm.builds.runtime.kept import find_kept, with_runner_of
-from farm.devices.execution.one_shot import reduced, too_many
 from farm.devices.execution.raw import RESULT_FILE, RawResult, RunnerOptions
+from farm.devices.execution.runner_process import reduced, too_many
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
-from farm.dispatch.pool.acquire import DeviceAcquirer
-from farm.dispatch.pool.fleet import Choice
-from farm.dispatch.request.profiling import Profile
+from farm.dispatch.pool.fleet import Choice, DeviceAcquirer
+from farm.dispatch.request.request import Profile
 from farm.replay.stored_result import StoredResult, find_bundle, find_job
-from farm.results.analysis.confirmation import INFERENCES, PAIRS, Pair
-from farm.results.analysis.sequential import add_pairs
+from farm.results.analysis.confirmation import INFERENCES, PAIRS, Pair, add_pairs
 from farm.results.attempt import Attempt, Ending, Measurement, Verdict
 from farm.results.generation import report_problem
-from farm.results.generation_rates import rate_measurements
 from farm.results.heap import heap_measurements, read_heaps
-from farm.results.measurements import time_measurements
+from farm.results.measurements import rate_measurements, time_measurements
 from farm.results.outcome import outcome
-from farm.results.profile.cycles import read_profile
+from farm.results.profile.etdump import read_profile
 
 if TYPE_CHECKING:
     from farm.base.config.settings import Config
@@ -142,7 +139,7 @@ class InterleavedBench:
 
     def __enter__(self) -> Self:
         """Acquire the first device, its runtime and fence. Raises NoDeviceError, UnknownNameError, MissingToolError."""
-        from farm.builds.toolchains.prepare import prepare
+        from farm.builds.toolchains.selection import prepare
 
         self.tools: Toolchain = prepare(self.config, virtual=self.virtual)
         with self._stack:

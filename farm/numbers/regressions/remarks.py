@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from farm.base.errors import UnknownNameError, UsageError
-from farm.report.model.alerts import change_of, word_of
+from farm.report.model.status import change_of, word_of
 from farm.store.records import Remark, RemarkState
 
 if TYPE_CHECKING:

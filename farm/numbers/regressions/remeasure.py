@@ -14,18 +14,22 @@ import numpy as np
 
 from farm.base.errors import FarmError, InfraError, NoDeviceError, UsageError
 from farm.base.text import reason_line
-from farm.numbers.regressions.confirm_job import PairsRequest, bench_for
-from farm.numbers.regressions.factor_swap import plan_swaps, swap_factors
-from farm.numbers.regressions.paired_test import Claim, compare, first_bad, not_measured, worse
+from farm.numbers.regressions.paired_test import (
+    Claim,
+    compare,
+    first_bad,
+    not_measured,
+    plan_swaps,
+    swap_factors,
+    worse,
+)
+from farm.numbers.regressions.stored_pairs import PairsRequest, bench_for
 from farm.replay.repro import differences
 from farm.replay.stored_result import Results, StoredResult, find_job, find_made_bundle
+from farm.results.analysis.attribution import Bracket, Factor
 from farm.results.analysis.change_points import LEAST_LEVEL
-from farm.results.analysis.confirmation import P_CONFIRMED, Answer, Confirmation, alone_level, unsure
-from farm.results.analysis.factors import Factor
-from farm.results.analysis.first_bad import Bracket
-from farm.results.analysis.robust import median
-from farm.results.analysis.scale import GATES, scaled
-from farm.results.analysis.sequential import inferences_for
+from farm.results.analysis.confirmation import P_CONFIRMED, Answer, Confirmation, alone_level, inferences_for, unsure
+from farm.results.analysis.statistics import GATES, median, scaled
 from farm.results.analysis.suspected import BASELINE, levelled
 from farm.store.records import AlertState
 

@@ -12,8 +12,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from farm.store.records import RunView
     from farm.store.store import Store
-    from farm.store.view import RunView
 
 _Render = TypeVar("_Render", bound="Callable[..., Any]")
 

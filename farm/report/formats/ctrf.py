@@ -14,8 +14,8 @@ from farm.report.formats import export_format
 from farm.report.model.format import short_log
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
 from farm.results.attempt import Attempt, Verdict
+from farm.store.records import RunView
 from farm.store.values import jsonable
-from farm.store.view import RunView
 
 LOG_LIMIT = 20_000
 """Most characters of a log in a test."""

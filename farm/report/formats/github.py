@@ -10,7 +10,7 @@ from pathlib import Path
 from farm.base.text import one_line
 from farm.report.model.summary import Outcome, summarize
 from farm.report.terminal.layout import STUBBED
-from farm.store.view import RunView
+from farm.store.records import RunView
 
 # docs.github.com, "Workflow commands": at most 1 MiB for a step's summary, and 10 annotations of a kind.
 _MOST_BYTES = 1024 * 1024

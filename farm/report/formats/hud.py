@@ -13,7 +13,7 @@ from farm.base.text import one_line
 from farm.report.formats import export_format
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
 from farm.results.attempt import Measurement
-from farm.store.view import DeviceView, RunView
+from farm.store.records import DeviceView, RunView
 from farm.suites.figures import figure_of
 
 _TEXT_LIMIT = 1000

@@ -11,7 +11,7 @@ from farm.base.text import one_line, without_colours
 from farm.report.formats import export_format
 from farm.report.model.format import local_time, short_log
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
-from farm.store.view import RunView
+from farm.store.records import RunView
 
 LOG_LIMIT = 20_000
 """Most characters of a log in a test case."""

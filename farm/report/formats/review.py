@@ -1,25 +1,95 @@
-"""Review of a pull request: state and comment, from a comparison or a run. Texts are treated as hostile. Pure."""
+"""Comparison as JSON and Markdown, and reviews of pull requests. Texts are treated as hostile. Pure."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from farm.base.text import one_line
-from farm.report.formats.github import escaped, table
-from farm.report.model.alerts import change_line, is_confirmed
-from farm.report.model.compare import ComparedJob, CompareGroup, CompareReport, JobState
-from farm.report.model.compare_totals import sentence
-from farm.report.model.status import Standing
+from farm.base.text import json_document, one_line
+from farm.report.formats.github import escaped, table, workflow_commands
+from farm.report.model.compare import (
+    ComparedJob,
+    CompareGroup,
+    CompareReport,
+    JobState,
+    compile_cost,
+    overview,
+    sentence,
+)
+from farm.report.model.status import Standing, change_line, is_confirmed
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
-from farm.report.terminal.compare import side_line
+from farm.report.terminal.compare import TITLES, side_line
 from farm.report.terminal.layout import STUBBED
 from farm.results.attempt import Attempt, Verdict
-from farm.store.records import AlertRecord
-from farm.store.view import RunView
+from farm.store.records import AlertRecord, RunView
+
+# CompareReport -> JSON for programs, and Markdown for the summary of a GitHub step. Texts are treated as hostile.
+
+
+# Jobs per group; the page lists all of them.
+_SHOWN_IN_STEP = 50
+
+
+def compare_data(report: CompareReport) -> dict[str, Any]:
+    """Return the comparison and the values derived from it, as JSON types."""
+    cost = compile_cost(report.jobs)
+    return {
+        **msgspec.to_builtins(report),
+        "worse": report.is_worse,
+        "sentence": sentence(report),
+        "groups": {str(group): len(report.having(group)) for group in CompareGroup},
+        "same_programs": report.same_programs,
+        "overview": msgspec.to_builtins(overview(report)),
+        "compile_cost": msgspec.to_builtins(cost),
+        "jobs": [_job(job) for job in report.jobs],
+    }
+
+
+def compare_json(report: CompareReport) -> bytes:
+    """Return the comparison as a JSON document."""
+    return json_document({"schema": 1, **compare_data(report)})
+
+
+def compare_markdown(report: CompareReport) -> str:
+    """Return the Markdown summary of a comparison."""
+    parts = [f"### farm perf compare: {report.verdict}\n\n{escaped(sentence(report))}\n"]
+    parts += [f"{escaped(side_line(side))}\n" for side in report.sides]
+    if report.stub:
+        parts.append(f"**{STUBBED}**.\n")
+    elif report.kind == "virtual":
+        parts.append("Virtual devices: times are of a simulator.\n")
+    for group, title in TITLES.items():
+        if jobs := report.having(group):
+            rows = [(job.name, job.text) for job in jobs[:_SHOWN_IN_STEP]]
+            parts.append(f"#### {title}: {len(jobs)}\n\n" + table(["job", "what"], rows))
+    if totals := [(row.what, row.a, row.b, row.change, row.over) for row in overview(report)]:
+        parts.append("#### In all\n\n" + table(["what", "A", "B", "change", "of"], totals))
+    return "\n".join(parts) + "\n"
+
+
+def compare_commands(report: CompareReport) -> list[str]:
+    """Return a workflow command for each job that is worse; an empty list outside GitHub."""
+    groups = (CompareGroup.NEWLY_FAILING, CompareGroup.WORSE)
+    return workflow_commands("error", [(job.name, job.text) for group in groups for job in report.having(group)])
+
+
+def _job(job: ComparedJob) -> dict[str, Any]:
+    return {
+        **msgspec.to_builtins(job),
+        "group": str(job.group),
+        "text": job.text,
+        "same": job.same,
+        "outputs_differ": job.outputs_differ,
+        "fallback_changes": {name: list(counts) for name, counts in job.fallback.items()},
+        "metrics": [{**msgspec.to_builtins(one), "answer": one.answer} for one in job.metrics],
+    }
+
+
+# Review of a pull request: state and comment, from a comparison or a run. Texts are treated as hostile. Pure.
+
 
 SIMULATED = "Virtual devices: times are of a simulator."
 NEW, REGRESSED, NOT_YOURS = "Newly failing", "Regressions", "Not your commit"

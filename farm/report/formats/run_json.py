@@ -7,8 +7,8 @@ import msgspec
 from farm.base.text import json_document
 from farm.report.model.cross_target import cross_targets
 from farm.report.model.summary import summarize
+from farm.store.records import RunView
 from farm.store.values import jsonable
-from farm.store.view import RunView
 
 
 def render_json(view: RunView) -> str:

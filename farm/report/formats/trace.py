@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from farm.results.attempt import Attempt
     from farm.results.profile.etdump import Block, ProfileEvent
-    from farm.store.view import RunView
+    from farm.store.records import RunView
 
 _PROCESS = 1
 _RUNTIME_TRACK = 1
@@ -40,7 +40,7 @@ def chrome_trace(blocks: Sequence[Block], facts: Mapping[str, str], delegates: C
     proportion to their values, which is an illustration and not a measurement. `args.placed` of a node names the
     method. `facts` are notes for the reader.
     """
-    from farm.results.profile.cycles import delegate_calls
+    from farm.results.profile.etdump import delegate_calls
 
     calls = delegate_calls((event for block in blocks for event in block.events), delegates)
     tracks = {place: _RUNTIME_TRACK + 1 + number for number, place in enumerate(calls)}

@@ -1,4 +1,4 @@
-"""RunView -> one self-contained HTML file: no network, no server, no second file."""
+"""Page of a run with its first screen: one self-contained HTML file without network, server or a second file."""
 
 from __future__ import annotations
 
@@ -13,26 +13,134 @@ from urllib.parse import quote
 
 import msgspec
 
-from farm.base.atomic import write_atomically
+from farm.base.files import write_atomically
 from farm.report.formats.layers_csv import LayerPlace
 from farm.report.html.templates import environment, render_page, shown_in_full
-from farm.report.html.triage import Triage, triage
-from farm.report.model.alerts import is_confirmed
+from farm.report.model import format as fmt
+from farm.report.model.chart import SHOWN_STEPS, Trend, Trends
 from farm.report.model.cross_target import cross_targets
-from farm.report.model.frame_grid import frame_grids
-from farm.report.model.generation import generating
-from farm.report.model.heap import HeapRow
-from farm.report.model.profile_tables import SHOWN_JOBS, row_limit
+from farm.report.model.sections import SHOWN_JOBS, HeapRow, frame_grids, generating, row_limit
+from farm.report.model.status import Standing, alert_change, branch_name, is_confirmed, standing
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
-from farm.report.model.trends import SHOWN_STEPS, Trend, Trends
 from farm.results.heap import no_heap
 from farm.store.records import AlertRecord, Background, JobFile, RunStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from farm.store.artifacts import ArtifactStore
-    from farm.store.view import RunView
+    from farm.store.records import JobStatus, RunView
+
+
+# First screen of a report: jobs and numbers that need attention, in groups. Pure.
+
+
+class TriageEntry(NamedTuple):
+    """Job and the reason why it is listed."""
+
+    job_id: str
+    link: int | None
+    """Place of the job in the run; None for a job of another run."""
+    text: str
+
+
+class TriageGroup(NamedTuple):
+    """Jobs that are listed for the same reason."""
+
+    key: str
+    title: str
+    section: str
+    """Id of the section of the page with all entries."""
+    entries: list[TriageEntry]
+
+
+class Triage(NamedTuple):
+    """Groups that need attention."""
+
+    sentence: str
+    groups: list[TriageGroup]
+    """Groups with at least one job."""
+    quiet: list[str]
+    """Titles of the groups without a job."""
+    standings: dict[int, str]
+    """Earlier result of each job in words, by its place in the run."""
+
+
+def triage(run: RunSummary, status: RunStatus | None = None, alerts: Sequence[AlertRecord] | None = None) -> Triage:
+    """Return the groups of jobs that need attention; without a status no failure is called new."""
+    before = {job.job_id: job for job in status.jobs} if status else {}
+    links = {item.job.id: item.index for item in run.jobs}
+    groups = list(_groups(run, before, alerts, links))
+    fixed = [job for job in before.values() if job.job_id in links and standing(job) is Standing.FIXED]
+    return Triage(
+        _sentence(groups, len(fixed), run),
+        [group for group in groups if group.entries],
+        [group.title.lower() for group in groups if not group.entries],
+        {links[name]: words for name, job in before.items() if name in links and (words := _before(job, run))},
+    )
+
+
+def _groups(
+    run: RunSummary,
+    before: Mapping[str, JobStatus],
+    alerts: Sequence[AlertRecord] | None,
+    links: Mapping[str, int],
+) -> Iterator[TriageGroup]:
+    def entries(items: Iterable[JobSummary]) -> list[TriageEntry]:
+        return [
+            TriageEntry(item.job.id, item.index, item.reason or f"at first: {item.job.attempts[0].reason}")
+            for item in items
+        ]
+
+    failed = run.having(Outcome.FAILED)
+    if before:
+        still = {name for name, job in before.items() if standing(job) is Standing.STILL_FAILING}
+        new, old = ([one for one in failed if (one.job.id in still) is known] for known in (False, True))
+        yield TriageGroup("new", "New failures", "failures", entries(new))
+        yield TriageGroup("still", "Still failing", "failures", entries(old))
+    else:
+        yield TriageGroup("failed", "Failures", "failures", entries(failed))
+    if alerts is not None:
+        worse = [
+            TriageEntry(alert.job_id, links.get(alert.job_id), f"{alert.metric} {alert_change(alert)}")
+            for alert in alerts
+            if is_confirmed(alert)
+        ]
+        yield TriageGroup("regressions", "Confirmed regressions", "regressions", worse)
+    yield TriageGroup("skipped", "Skipped", "skipped", entries(run.out_of_time))
+    if run.finished and run.counts[Outcome.NOT_RUN]:
+        yield TriageGroup("not_run", "Not run", "jobs", entries(run.having(Outcome.NOT_RUN)))
+    yield TriageGroup("infra", "Infrastructure trouble", "infra", entries(run.having(Outcome.INFRA) + run.recovered))
+
+
+def _sentence(groups: Sequence[TriageGroup], fixed: int, run: RunSummary) -> str:
+    words = {
+        "new": ("new failure", "new failures"),
+        "still": ("job still fails", "jobs still fail"),
+        "failed": ("failure", "failures"),
+        "regressions": ("confirmed regression", "confirmed regressions"),
+        "skipped": ("job was skipped", "jobs were skipped"),
+        "not_run": ("job was not run", "jobs were not run"),
+        "infra": ("job could not be judged", "jobs could not be judged"),
+        "recovered": ("job needed another attempt", "jobs needed another attempt"),
+        "fixed": ("job is fixed", "jobs are fixed"),
+    }
+    counts = {group.key: len(group.entries) for group in groups}
+    counts |= {"infra": run.counts[Outcome.INFRA], "recovered": len(run.recovered), "fixed": fixed}
+    parts = [f"{fmt.count(count)} {words[key][count != 1]}" for key, count in counts.items() if count]
+    if not parts:
+        return "Nothing needs a look." if run.jobs else ""
+    return f"{', '.join(parts[:-1])}{' and ' if len(parts) > 1 else ''}{parts[-1]}."
+
+
+def _before(job: JobStatus, run: RunSummary) -> str:
+    if job.before is None:
+        return f"never had a verdict in {branch_name(run.view.toolchain)} before"
+    verdict = "known issue" if job.before.known_issue else job.before.verdict
+    return f"{verdict} in {job.before.run_id}, {fmt.days((run.view.started_ms - job.before.time_ms) / 1000)} before"
+
+
+# RunView -> one self-contained HTML file: no network, no server, no second file.
 
 
 class ReportContext(msgspec.Struct, frozen=True):

@@ -19,21 +19,34 @@ import msgspec
 from markupsafe import Markup, escape
 
 from farm import __version__
-from farm.base.resources import data_folder
+from farm.base.paths import data_folder
 from farm.base.text import one_line, visible
 from farm.builds.program.layers import LayerStep
-from farm.report.model import alerts, chart, commits, generation, profile_tables, rerun, status, summary
+from farm.report.model import (
+    chart,
+    sections,
+    status,
+    summary,
+)
 from farm.report.model import format as fmt
-from farm.report.model.frame_grid import is_infeasible
+from farm.report.model import (
+    status as alerts,
+)
+from farm.report.model import (
+    status as commits,
+)
+from farm.report.model import (
+    summary as rerun,
+)
+from farm.report.model.sections import is_infeasible
 from farm.report.model.summary import GLYPHS, WORDS, JobSummary, Outcome, RunSummary, Tone
 from farm.results.profile.event_names import is_whole_call
-from farm.store.toolchains import branch_text
-from farm.store.values import jsonable
+from farm.store.values import branch_text, jsonable
 
 if TYPE_CHECKING:
     import jinja2
 
-    from farm.report.model.plot import Plot
+    from farm.report.model.chart import Plot
 
 STYLES, EARLY_SCRIPT, SCRIPTS = ("report.css",), "theme.js", ("report.js",)
 """Files of every page; the early script runs before anything is drawn."""
@@ -112,7 +125,7 @@ def environment() -> jinja2.Environment:
     own = sys.modules[__name__]
     made.filters |= {
         name: function
-        for module in (alerts, chart, commits, fmt, generation, own, profile_tables, rerun, status, summary)
+        for module in (alerts, chart, commits, fmt, sections, own, sections, rerun, status, summary)
         for name, function in vars(module).items()
         if inspect.isfunction(function) and function.__module__ == module.__name__
     }

@@ -9,7 +9,7 @@ import msgspec
 from farm.base.socs import load_socs
 from farm.report.model.format import plural
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, key_numbers, outcome_of
-from farm.store.view import CaseResult
+from farm.store.records import CaseResult
 
 RED = frozenset({Outcome.FAILED, Outcome.KNOWN})
 _SHOWN_NAMES = 6

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.builds.bundles.same import ProgramComparison, compare_hashes
-from farm.report.model.commits import range_link
+from farm.report.model.status import range_link
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Spread, spread_of, summarize
-from farm.results.analysis.facts import changed_facts, fact_row
+from farm.results.analysis.history import changed_facts, fact_row
 from farm.results.attempt import Direction, Measurement
 from farm.suites.figures import TIME_UNITS, counter_of, is_of_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from farm.store.records import RunView
     from farm.store.store import Store
-    from farm.store.view import RunView
 
 LEAST_TIME = 0.02
 """Share from which a change of a time is listed, however well its samples agree."""

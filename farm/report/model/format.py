@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farm.results.analysis.flakiness import Record
+    from farm.results.analysis.history import Record
 
 DAY_S = 86_400
 NOTHING = "–"  # noqa: RUF001 - an en dash is what a table shows for nothing

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from farm.report.model.status import Standing, standing_after
-from farm.results.analysis.facts import changed_facts
-from farm.results.analysis.flakiness import Record, Reliability
-from farm.results.analysis.history import fact_text
+from farm.results.analysis.history import Record, Reliability, changed_facts, fact_text
 from farm.store.queries.grid import GridJob, NightlyRun
 
 # Verdicts about the code; the other letters of a cell decide nothing about the job before.

@@ -1,22 +1,173 @@
-"""Status of a run and of the farm: newly red jobs, untested jobs, unfit devices."""
+"""Status of a run and of the farm: newly red jobs, alerts, toolchains and commits, in words. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode
+from farm.base.text import one_line
 from farm.report.model import format as fmt
-from farm.report.model.commits import branch_name
-from farm.results.analysis.flakiness import Record, Reliability
+from farm.results.analysis.history import SHORT_COMMIT, Record, Reliability
 from farm.store.records import AlertRecord, AlertState, JobStatus, Remark, RunStatus, UnfinishedRun
+from farm.suites.figures import TIME_UNITS
 
 if TYPE_CHECKING:
     from farm.store.queries.browse import Progress
+    from farm.store.records import RunToolchain
     from farm.store.store import Store
+
+
+# Toolchain, its commit, and the commits between two runs, in words and as links. Pure.
+
+
+_HASH = re.compile(r"[0-9a-f]{7,64}")
+_PLACE = "{commit}"
+# Address patterns of GitHub and GitLab, and of servers with the same patterns.
+_ONE, _BETWEEN = "/commit/{commit}", "/compare/"
+
+
+def short(commit: str) -> str:
+    """Return the short form of a commit's hash."""
+    return commit[:SHORT_COMMIT]
+
+
+def commit_link(template: str, commit: str) -> str:
+    """Return the address of a commit; "" when `template` is no web address with a place for the commit.
+
+    Template and commit are untrusted: the result begins with http:// or https:// and contains no password.
+    """
+    if not _HASH.fullmatch(commit) or _PLACE not in template or not template.isprintable():
+        return ""
+    address = template.replace(_PLACE, quote(commit))
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return ""
+    is_web = parts.scheme in {"http", "https"} and parts.netloc and "@" not in parts.netloc
+    return address if is_web and " " not in address else ""
+
+
+def range_link(template: str, good: str, bad: str) -> str:
+    """Return the address of the commits after `good` up to `bad`; "" when `template` is not of a known server."""
+    if not template.endswith(_ONE) or not _HASH.fullmatch(good) or good == bad or not commit_link(template, bad):
+        return ""
+    return f"{template.removesuffix(_ONE)}{_BETWEEN}{quote(good)}...{quote(bad)}"
+
+
+def toolchain_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
+    """Return the toolchain of a run: `main, commit 1a2b3c4d5e (dirty) on branch x: Fix pad`; "" without one."""
+    if not toolchain or not toolchain.is_named:
+        return ""
+    state = f"commit {short(toolchain.commit)}" if toolchain.commit else ""
+    if toolchain.dirty:
+        state = f"{state} (dirty)" if state else "changed files"
+    state += f" on branch {toolchain.git_branch}" if toolchain.git_branch else ""
+    parts = [toolchain.name or "default toolchain", *filter(None, [state])]
+    text = ", ".join(parts)
+    return f"{text}: {toolchain.subject}" if toolchain.subject and toolchain.commit else text
+
+
+def branch_name(toolchain: RunToolchain | msgspec.UnsetType) -> str:
+    """Return the branch of a run for a sentence."""
+    return f"branch {toolchain.branch}" if toolchain and toolchain.branch else "the default branch"
+
+
+def standing_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
+    """Return the use of the numbers of a local run; "" for a run that belongs to its branch."""
+    if not toolchain or not toolchain.private:
+        return ""
+    return f"compared with {branch_name(toolchain)} and not part of its history"
+
+
+def since_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
+    """Return the number of new commits since the previous run of the branch; "" when it is not known."""
+    if not toolchain or not toolchain.since:
+        return ""
+    count = len(toolchain.since) + toolchain.more
+    return f"{count} new commit{'' if count == 1 else 's'} since the previous run of its branch"
+
+
+# Changed numbers in words: by range of runs, with the size of the change and the user's remark. Pure.
+
+
+_WORSE, _BETTER = "regression", "improvement"
+_TIMES = frozenset({*TIME_UNITS, "us", "cycles"})
+UNSURE = {
+    AlertState.SUSPECTED: "suspected change, not confirmed yet",
+    AlertState.REFUTED: "refuted",
+    AlertState.UNKNOWN: "interleaved A/B is unsure",
+}
+"""Words for a number whose change is not certain."""
+
+
+def by_range(alerts: Iterable[AlertRecord]) -> list[tuple[str, str, list[AlertRecord]]]:
+    """Return alerts by last good and first bad run, the newest range first: a range most likely has one cause."""
+    ordered = sorted(alerts, key=lambda one: (one.first_bad, one.last_good), reverse=True)
+    return [
+        (good, bad, sorted(group, key=_severity))
+        for (good, bad), group in groupby(ordered, key=lambda one: (one.last_good, one.first_bad))
+    ]
+
+
+def is_confirmed(alert: AlertRecord) -> bool:
+    """Return True for a number that got worse for certain."""
+    return alert.finding == _WORSE and alert.state in {AlertState.CONFIRMED, AlertState.EXACT}
+
+
+def alert_change(alert: AlertRecord) -> str:
+    """Return the change of a number: `+8.2 % (+7.1 % to +9.4 %)`; empty without a known change."""
+    if math.isnan(alert.change):
+        return ""
+    from farm.results.analysis.statistics import change_text, scale_of
+
+    scale = scale_of(alert.metric, alert.unit)
+    change = change_text(scale, alert.change)
+    if alert.low == alert.high or not (math.isfinite(alert.low) and math.isfinite(alert.high)):
+        return change
+    return f"{change} ({change_text(scale, alert.low)} to {change_text(scale, alert.high)})"
+
+
+def change_of(alert: AlertRecord) -> str:
+    """Return the change for a line of its own; for a deterministic number the old and the new value."""
+    return (
+        one_line(alert.reason) if alert.exact or alert.state == AlertState.EXACT else alert_change(alert) or "changed"
+    )
+
+
+def change_line(alert: AlertRecord) -> str:
+    """Return metric, kind of change and change: `latency slower: +12.0 %`."""
+    return f"{alert.metric} {word_of(alert)}: {change_of(alert)}"
+
+
+def word_of(alert: AlertRecord) -> str:
+    """Return the kind of change in one word: slower, faster, worse, better, changed."""
+    if alert.finding == _WORSE:
+        return "slower" if alert.unit in _TIMES else "worse"
+    if alert.finding == _BETTER:
+        return "faster" if alert.unit in _TIMES else "better"
+    return "changed"
+
+
+def remark_text(remark: Remark) -> str:
+    """Return the remark of a user with its owner, who handles it."""
+    return f"{remark.state}: {remark.owner or remark.user}{f': {remark.note}' if remark.note else ''}"
+
+
+def _severity(one: AlertRecord) -> tuple[bool, float, str, str]:
+    size = 0.0 if math.isnan(one.change) else -abs(one.change)
+    return one.finding != _WORSE, size, one.job_id, one.metric
+
+
+# Status of a run and of the farm: newly red jobs, untested jobs, unfit devices.
+
 
 _PASSED, _FAILED, _INFRA = "passed", "failed", "infra"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from farm.base.text import one_line
 from farm.report.model import format as fmt
-from farm.report.model.coverage.coverage import Coverage, CoverageRow, CoveredJob
+from farm.report.model.coverage import Coverage, CoverageRow, CoveredJob
 from farm.report.model.summary import GLYPHS, WORDS, Outcome
 from farm.report.terminal.layout import styled, wrapped
 

@@ -13,9 +13,9 @@ from farm.base.text import one_line
 from farm.builds.bundles.key import stub_of
 from farm.report.model import format as fmt
 from farm.report.model.diff import ONE_STUB
-from farm.report.model.profile_tables import OriginSum, by_unit
+from farm.report.model.sections import OriginSum, by_unit
 from farm.report.terminal.layout import columns
-from farm.results.analysis.facts import changed_facts, fact_line
+from farm.results.analysis.history import changed_facts, fact_line
 from farm.results.profile.event_names import is_whole_call, sums
 
 if TYPE_CHECKING:

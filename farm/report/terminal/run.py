@@ -1,26 +1,125 @@
-"""RunView -> a few lines for the end of `farm run` in a terminal."""
+"""Run and job for a terminal: the lines at the end of `farm run`, a job in full, figures of text generation."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.base.text import one_line, visible, without_colours
 from farm.report.model import format as fmt
-from farm.report.model.commits import since_text, standing_text, toolchain_text
 from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere_line
-from farm.report.model.frame_grid import frame_grids
-from farm.report.model.generation import generating
-from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
-from farm.report.terminal.generation import rates
-from farm.report.terminal.layout import LEAST_WIDTH, STUBBED, styled, wrapped
+from farm.report.model.sections import frame_grids, generating, generation_of
+from farm.report.model.status import since_text, standing_text, toolchain_text
+from farm.report.model.summary import (
+    WORDS,
+    JobSummary,
+    Outcome,
+    RunSummary,
+    Tone,
+    beyond_comparisons,
+    fetch_command,
+    spread_of,
+    summarize,
+    ways_again,
+)
+from farm.report.terminal.layout import LEAST_WIDTH, SIMULATED, STUBBED, columns, styled, wrapped
+from farm.report.terminal.status import sparkline
+from farm.results.attempt import Attempt
 from farm.results.heap import no_heap
-from farm.store.view import Purpose, RunView
+from farm.store.records import JobFile, Purpose, RunView
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from farm.report.model.sections import GenerationFigures
+
+
+# Figures of text generation -> lines for a terminal. Pure.
+
+
+_MIB = 1 << 20
+_NAMED = 6
+"""Lengths of prompts in one line."""
+
+
+def rates(figures: GenerationFigures) -> list[str]:
+    """Return the figures in a few words each: rates, first tokens, spread of steps, loss of rate, memory."""
+    known = (("decode", figures.decode), ("prefill", figures.prefill))
+    parts = [f"{name} {fmt.rate(rate.p50)} tokens/s" for name, rate in known if rate is not None]
+    if figures.prompts:
+        named = figures.prompts[:_NAMED]
+        times = [f"{fmt.milliseconds(one.spread.p50 / 1e6)} ms after {fmt.count(one.tokens)}" for one in named]
+        times[0] += " tokens" if named[0].tokens > 1 else " token"
+        more = f" and {len(figures.prompts) - _NAMED} lengths more" if len(figures.prompts) > _NAMED else ""
+        parts.append(f"first token {', '.join(times)}{more}")
+    if steps := figures.steps:
+        ranks = (("p50", steps.p50), ("p90", steps.p90), ("p99", steps.p99))
+        parts.append("step " + ", ".join(f"{name} {fmt.milliseconds(ns / 1e6)}" for name, ns in ranks) + " ms")
+    if figures.fall_text:
+        parts.append(figures.fall_text)
+    if figures.temperature_text:
+        parts.append(figures.temperature_text)
+    if figures.memory is not None:
+        parts.append(f"{fmt.small(figures.memory / _MIB)} MiB of memory at most")
+    return parts
+
+
+def nearness(figures: GenerationFigures) -> list[str]:
+    """Return the agreement of logits and tokens with the references, in a few words each; empty without references."""
+    near = figures.logits
+    parts = [
+        f"{_db(db)} to {module}" + (f", {_db(worst)} at the worst position" if worst is not None else "")
+        for module, db, worst in (
+            ("the quantized module", near.quantized_db, near.quantized_worst_db),
+            ("FP32", near.fp32_db, near.fp32_worst_db),
+        )
+        if db is not None
+    ]
+    if near.prefill_db is not None:
+        parts.append(f"prefill {_db(near.prefill_db)} to decode")
+    same = (("the quantized module", near.same_quantized), ("FP32", near.same_fp32))
+    if shares := [f"{fmt.percent(share)} as {module}" for module, share in same if share is not None]:
+        parts.append(f"tokens {', '.join(shares)}")
+    if near.margin is not None:
+        parts.append(f"least margin {near.margin:.3f}")
+    return [*parts, *figures.tasks]
+
+
+def _db(value: float | None) -> str:
+    return "equal" if value == math.inf else f"{fmt.decibel(value)} dB"
+
+
+def generation_lines(figures: GenerationFigures, label: str) -> Iterator[str]:
+    """Yield a title and a line for each curve; `label` is the origin of the times, "" for times of a device."""
+    if near := nearness(figures):
+        yield "logits and tokens, of the worst prompt"
+        yield from (f"  {part}" for part in near)
+    yield f"generation{f', simulated: {label}' if label else ''}"
+    yield from (f"  {part}" for part in rates(figures))
+    prompts = [one.spread.p50 / 1e6 for one in figures.prompts]
+    positions = [one.spread.p50 / 1e6 for one in figures.positions]
+    lengths = f"prompts of {', '.join(str(one.tokens) for one in figures.prompts)} tokens"
+    yield from _curve("first token", prompts, "ms", lengths)
+    if figures.positions:
+        stretch = f"positions {figures.positions[0].first} to {figures.positions[-1].last}"
+        yield from _curve("step", positions, "ms", stretch)
+    over = f"over {figures.seconds} s" if figures.seconds else "over time"
+    yield from _curve("decode rate", figures.sustained, "tokens/s", over)
+    yield from _curve("temperature", figures.temperatures, "C", over)
+    for method, took in figures.loads:
+        yield f"  {method} loaded in {fmt.quantity(took, 'ns')}"
+
+
+def _curve(name: str, values: Sequence[float], unit: str, where: str) -> Iterator[str]:
+    if len(set(values)) > 1:
+        least, most = (fmt.milliseconds(value) for value in (min(values), max(values)))
+        yield f"  {name} {sparkline(values)} {least} to {most} {unit}, {where}"
+
+
+# RunView -> a few lines for the end of `farm run` in a terminal.
 
 
 SHOWN = 10
@@ -153,3 +252,104 @@ def _known(summary: RunSummary, width: int) -> list[str]:
 
 def _wrapped(text: str, width: int, style: str) -> list[str]:
     return [styled(line, style) for line in wrapped(text, width, whole_words=False)]
+
+
+# A job of a run in full, for a terminal. Pure.
+
+
+def job_lines(summary: RunSummary, item: JobSummary, files: Sequence[JobFile], places: Mapping[str, Path]) -> list[str]:
+    """Return every attempt of a job with its reason, figures and log, the kept files, and the commands to run it again.
+
+    No text is cut. `places` has the paths of files on this machine, by hash.
+    """
+    view, job = summary.view, item.job
+    ended = "unfinished" if view.exit_code is None else f"exit code {view.exit_code}"
+    lines = [f"{job.id}: {WORDS[item.outcome]}", f"  run {view.id}, {fmt.clock(view.started_ms)}, {ended}"]
+    lines += [f"  by {view.user} on {view.host}: {view.command}"]
+    lines += [f"  {text}" for text in (toolchain_text(view.toolchain), standing_text(view.toolchain)) if text]
+    lines += [f"  {_build(item)}"]
+    lines += [f"  left to the CPU: {name} x{count}" for name, count in job.fallback_ops.items() if not item.on_cpu]
+    cross = cross_targets(summary).get(item.index)
+    if cross and (elsewhere := elsewhere_line(cross, time.time_ns() // 1_000_000)):
+        lines.append(f"  elsewhere: {elsewhere}")
+    if not job.attempts:
+        lines += ["", item.reason]
+    for number in range(len(job.attempts)):
+        lines += ["", *_attempt(view, item, number)]
+    if item.virtual or item.stub:
+        lines += ["", STUBBED if item.stub else SIMULATED]
+    if files:
+        where = [str(places.get(one.sha256, "not on this machine")) for one in files]
+        kept = [
+            (f"attempt {one.attempt}", one.kind, f"{one.size:,} bytes", place)
+            for one, place in zip(files, where, strict=True)
+        ]
+        lines += ["", "kept:", *columns(kept, right=(2,), indent="  "), f"  {fetch_command(job, view.id)}"]
+    lines.append("")
+    for title, command in ways_again(job, item.rerun, view.id):
+        lines += [f"{title.lower()}:", f"  {command}"]
+    return lines
+
+
+def _build(item: JobSummary) -> str:
+    job, bundle = item.job, item.attempt.bundle_key[:12] if item.attempt else ""
+    build = "from the cache" if job.cached else f"in {fmt.duration(job.build_seconds)}"
+    parts = [f"module {job.case_module}" if job.case_module else "", f"bundle {bundle}, {build}" if bundle else ""]
+    return ", ".join(filter(None, parts)) or "not compiled"
+
+
+def _attempt(view: RunView, item: JobSummary, number: int) -> Iterator[str]:
+    attempts, kind = item.job.attempts, item.kinds[number]
+    attempt = attempts[number]
+    cause = f", cause {attempt.cause}" if attempt.cause else ""
+    decides = ", decides" if len(attempts) > 1 and attempt is item.attempt else ""
+    yield f"attempt {number + 1} of {len(attempts)}: {attempt.verdict} at {attempt.stage}{cause}{decides}"
+    where = f"on {kind} device {attempt.device}, {fmt.duration(attempt.seconds)}" if attempt.device else "no device"
+    yield f"  {where}, {fmt.clock(attempt.started_ms)}" if attempt.started_ms else f"  {where}"
+    if attempt.reason:
+        yield f"  {attempt.reason}"
+    if attempt.known_issue:
+        yield f"  known issue: {attempt.known_issue}"
+    yield from (f"  note: {note}" for note in attempt.notes)
+    if attempt.comparisons:
+        yield ""
+        yield from _comparisons(attempt)
+    if measured := beyond_comparisons(attempt, samples=True):
+        rows: list[tuple[str, ...]] = [("metric", "value", "least", "p90", "most", "n")]
+        for one in measured:
+            spread = spread_of(one)
+            figures = (spread.value, spread.least, spread.p90, spread.most) if spread else ()
+            shown = [fmt.quantity(value, one.unit) for value in (figures[:1] if len(one.samples) == 1 else figures)]
+            # All figures of a row have the unit of the first.
+            shown = [*shown[:1], *(text.partition(" ")[0] for text in shown[1:]), *[""] * (4 - len(shown))]
+            rows.append((one.metric, *shown, str(len(one.samples))))
+        yield ""
+        yield from columns(rows, right=range(1, 6), indent="  ")
+    if generated := generation_of(attempt, view.fingerprint):
+        yield ""
+        yield from (f"  {line}" for line in generation_lines(generated, item.host_time_on(kind)))
+    if attempt.operators:
+        command = shlex.join(["farm", "jobs", "profile", attempt.job_id, "--run", view.id])
+        yield f"  profile: {fmt.plural(len(attempt.operators), 'row')}, see {command}"
+    if attempt.layers:
+        yield f"  layers: {fmt.plural(len(attempt.layers), 'row')}, see --json"
+    if attempt.log:
+        yield f"  log, {fmt.plural(len(attempt.log), 'character')}:"
+        # The log is printed unchanged, so that it can be searched.
+        yield from (f"    {line}".rstrip() for line in attempt.log.rstrip("\n").split("\n"))
+
+
+def _comparisons(attempt: Attempt) -> list[str]:
+    exact = any(one.mismatch is not None for one in attempt.comparisons)
+    rows: list[tuple[str, ...]] = [
+        ("output", "against", "SQNR dB", "cosine", "max abs", "steps", *(["mismatch"] if exact else []))
+    ]
+    for one in attempt.comparisons:
+        figures = (fmt.decibel(one.sqnr_db), fmt.cosine(one.cosine), fmt.small(one.max_abs), fmt.small(one.steps))
+        rows.append((one.title, one.reference, *figures, *([fmt.percent(one.mismatch)] if exact else [])))
+    broken = [
+        f"  {one.label} against {one.reference} violates: {limit}"
+        for one in attempt.comparisons
+        for limit in one.violations
+    ]
+    return [*columns(rows, right=range(2, len(rows[0])), indent="  "), *broken]

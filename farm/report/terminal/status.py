@@ -1,28 +1,49 @@
-"""Status, alerts and red jobs -> lines for a terminal, urgent groups first. Pure."""
+"""Status, alerts, red jobs and histories -> lines for a terminal, urgent groups first. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from farm.base.errors import FIRST_RUN
 from farm.report.model import format as fmt
-from farm.report.model.alerts import UNSURE, by_range, change_line, remark_text
-from farm.report.model.commits import standing_text, toolchain_text
 from farm.report.model.status import (
     TITLES,
+    UNSURE,
     RunStanding,
     Standing,
     Status,
     ago,
+    by_range,
+    change_line,
+    change_of,
+    commit_link,
     counts,
     ended_text,
     exit_meaning,
     purpose_text,
+    range_link,
     reasons_of,
+    remark_text,
+    short,
+    standing_text,
+    toolchain_text,
     unsure_lines,
+    word_of,
 )
-from farm.report.terminal.layout import LEAST_WIDTH, first_of, fitted, titled
+from farm.report.terminal.layout import LEAST_WIDTH, columns, first_of, fitted, titled, wrapped
 from farm.store.records import AlertRecord, AlertState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from farm.report.model.history import HistoryTable
+    from farm.results.analysis.history import Record
+    from farm.store.records import HistoryPoint
+
+
+# Status, alerts and red jobs -> lines for a terminal, urgent groups first. Pure.
 
 
 def status_lines(status: Status, now_ms: int, limit: int, width: int = 80) -> list[str]:
@@ -101,3 +122,141 @@ def _jobs(status: Status, now_ms: int, limit: int, kind: Standing) -> list[str]:
         for remark in (status.remarks.get(job.job_id),)
     ]
     return titled(TITLES[kind].upper(), blocks, limit)
+
+
+# Histories -> tables for a terminal, what changed beside each run, and a line for each metric that moved. Pure.
+
+
+_LEAST_ROOM = 24
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_BEYOND = {True: "▲", False: "▼"}
+
+
+def history_lines(
+    tables: Iterable[HistoryTable],
+    records: Mapping[tuple[str, str], Record],
+    alerts: Sequence[AlertRecord],
+    commit_url: str = "",
+    width: int = 80,
+) -> list[str]:
+    """Return the tables of histories; `records` are by job id and kind of device, `alerts` their known steps.
+
+    `commit_url` is the address of a commit with a place `{commit}`, for a link to the newest change of commits. Changes
+    are cut to `width`.
+    """
+    lines: list[str] = []
+    width = max(width, LEAST_WIDTH)
+    for table in tables:
+        job = (table.job_id, table.kind)
+        lines.append(f"{table.job_id}  {f'{table.kind} device' if table.kind else 'no device'}")
+        commits = [row.first.commit or "" for row in table.rows]
+        named = ["commit"] if any(commits) else []
+        rows = [
+            ["started", "run", *named, "verdict", *table.metrics],
+            ["", "", *[""] * len(named), "", *table.units],
+        ]
+        for row in table.rows:
+            verdict = "known issue" if row.first.known_issue else row.first.verdict
+            verdict += ", local run" if row.first.local else ""
+            commit = [f"{short(row.first.commit or '')}{'+' if row.first.dirty else ''}"] if named else []
+            rows.append([_time(row.first.time_ms), row.first.run_id[-6:], *commit, verdict, *map(_figure, row.figures)])
+        rows, dropped = _narrowed(rows, 4 + len(named), width)
+        changes = ["", "", *(row.change for row in table.rows)]
+        first = 3 + len(named)
+        aligned = columns(rows, right=range(first, len(rows[0])), indent="  ")
+        lines += [
+            shown for line, what in zip(aligned, changes, strict=True) for shown in _with_change(line, what, width)
+        ]
+        if dropped:
+            lines += wrapped(f"  no room for {', '.join(dropped)}: --metric, or a wider terminal", width)
+        if job in records:
+            lines.append(f"  {fmt.record(records[job])}")
+        if link := _newest_change(commits, commit_url):
+            # The address is not cut, so that it can be opened.
+            lines.append(f"  {link}")
+        lines += _plots(table, width)
+        for one in alerts:
+            if (one.job_id, one.device_kind) == job:
+                step = f"{one.metric} {word_of(one)} since {one.first_bad}: {change_of(one)}, {one.state}"
+                lines += wrapped(f"  #{one.id} {step}", width)
+    return lines
+
+
+def _narrowed(rows: list[list[str]], least: int, width: int) -> tuple[list[list[str]], list[str]]:
+    """Return the columns of a table that fit, at least `least`, and the titles of the dropped columns."""
+    kept = len(rows[0])
+    while kept > least and max(map(len, columns([row[:kept] for row in rows], indent="  "))) > width:
+        kept -= 1
+    return [row[:kept] for row in rows], rows[0][kept:]
+
+
+def _newest_change(commits: Sequence[str], url: str) -> str:
+    """Return the address of a history's newest commit, or of the commits between two runs if it has two commits."""
+    found = [commit for commit in commits if commit]
+    if not found:
+        return ""
+    before = next((commit for commit in reversed(found) if commit != found[-1]), "")
+    return range_link(url, before, found[-1]) or commit_link(url, found[-1])
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """Return one block per value, by its place between the least and the greatest.
+
+    None and NaN are a gap, infinite values an arrow.
+    """
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    least, most = min(finite, default=0.0), max(finite, default=0.0)
+    return "".join(_block(value, least, most) for value in values)
+
+
+def _block(value: float | None, least: float, most: float) -> str:
+    if value is None or math.isnan(value):
+        return " "
+    if math.isinf(value):
+        return _BEYOND[value > 0]
+    if least == most:
+        return _BLOCKS[len(_BLOCKS) // 2 - 1]
+    # Halved first: the difference of two great numbers may overflow to infinity.
+    share = (value / 2 - least / 2) / (most / 2 - least / 2)
+    return _BLOCKS[min(len(_BLOCKS) - 1, int(share * len(_BLOCKS)))]
+
+
+def _plots(table: HistoryTable, columns_shown: int) -> list[str]:
+    """Return a line for every metric that moved: oldest to newest, with its least and greatest value."""
+    lines = []
+    width = max(map(len, table.metrics), default=0)
+    series = [row for row in table.rows if not row.first.local] or table.rows
+    for metric, column in zip(table.metrics, zip(*(row.figures for row in series), strict=True), strict=True):
+        found = [point for point in column if point is not None]
+        known = sorted((point for point in found if point.value is not None), key=lambda point: point.value or 0.0)
+        if known and known[0].value != known[-1].value:
+            # The newest values are kept when the line is too short for all.
+            line = sparkline([point.value for point in found][-max(1, columns_shown - width - _LEAST_ROOM - 4) :])
+            lines.append(f"  {metric.ljust(width)}  {line}  {_figure(known[0])} to {_figure(known[-1])}")
+    return lines
+
+
+def _with_change(line: str, what: str, width: int) -> list[str]:
+    if not what:
+        return [line]
+    room = width - len(line) - 2
+    # Figures are not cut, and a few characters of the change would be unreadable: the change gets its own line.
+    if len(what) > room and room < _LEAST_ROOM:
+        return [fitted(f"  from here: {what}", width), line]
+    return [f"{line}  {fitted(what, room)}"]
+
+
+def _figure(point: HistoryPoint | None) -> str:
+    if point is None or point.value is None:
+        return "-"
+    if point.unit == "ns":
+        return f"{point.value / 1e6:.3f}"
+    if point.unit == "1":
+        # The digits after the nines decide.
+        return f"{point.value:.6g}"
+    return f"{point.value:.0f}" if point.exact or point.unit in ("cycles", "bytes") else f"{point.value:.2f}"
+
+
+def _time(epoch_ms: int) -> str:
+    moment = fmt.local_time(epoch_ms)
+    return f"{moment:%Y-%m-%d %H:%M}" if moment else "unknown time"

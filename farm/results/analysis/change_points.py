@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.results.analysis.robust import level_sigma
-from farm.results.analysis.scale import GATES, LEAST_SIGMA, Scale, scaled
+from farm.results.analysis.statistics import GATES, LEAST_SIGMA, Scale, level_sigma, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,30 +1,42 @@
-"""Step 2: is the new bundle itself different? From interleaved pairs on one warm device.
-
-Pure. Reasons: docs/explanation/statistics.md.
+"""Step 2: is the new bundle itself different? Interleaved pairs on one warm device, their number, and families of
+changes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from enum import StrEnum
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from farm.results.analysis.robust import (
+from farm.results.analysis.statistics import (
+    GATES,
     NORMAL,
+    Scale,
+    change_text,
     discoveries,
     median,
     median_and_mad,
     medians,
     middle_of_pairs,
+    scaled,
     signed_rank_p,
 )
-from farm.results.analysis.scale import GATES, Scale, change_text, scaled
+from farm.results.analysis.suspected import REPRESENTATIVES, Judgement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+# Step 2: is the new bundle itself different? From interleaved pairs on one warm device.
+#
+# Pure. Reasons: docs/explanation/statistics.md.
+
 
 PAIRS = 10
 """Pairs of a confirmation; as many again when they leave it unknown."""
@@ -239,3 +251,179 @@ def programs_are_cause(confirmations: Iterable[Confirmation]) -> bool:
     """Return whether most representatives of a shift are confirmed, so that the programs cause it and not the night."""
     answers = [one.answer for one in confirmations]
     return 2 * answers.count(Answer.CONFIRMED) > len(answers)
+
+
+# Number of pairs, and their processes, until a claim is decided. Pure: docs/explanation/statistics.md.
+
+
+LEAST_PAIRS = 4
+"""Fewest pairs that refute."""
+P_AGAIN = 0.05
+"""For what pairs confirmed, in as many pairs of new processes: luck that stays with a process is gone."""
+
+
+# Least time of one side in a pair, and its most inferences: short ones need more for the clock.
+_TURN_NS = 50e6
+MOST_INFERENCES = 20
+_SHORT_NS, _MOST_SHORT = 250e3, 100
+# Allowed variation of a side's median as a share, equal to the gate of confirmed changes.
+_STEADY = 0.02
+# Longest time of a side for that, as a longer one heats the device.
+_LONGEST_NS = 4e9
+
+
+def inferences_for(latency_ns: float, least: int) -> int:
+    """Return how many inferences a side has in a pair: more of short ones, which a moment can disturb."""
+    most = MOST_INFERENCES if latency_ns >= _SHORT_NS else _MOST_SHORT
+    return max(least, min(math.ceil(_TURN_NS / latency_ns), most)) if latency_ns > 0.0 else least
+
+
+def steady_inferences(pairs: Sequence[Pair], least: int, latency_ns: float = 0.0) -> int:
+    """Return how many inferences a side has in the next pair, given those so far: more where they vary much.
+
+    So many that the median of a side varies by less than `_STEADY`, up to MOST_INFERENCES and `_LONGEST_NS`, and all of
+    them on a clock that ticks in greater steps.
+    """
+    most = MOST_INFERENCES if latency_ns * MOST_INFERENCES <= _LONGEST_NS else int(_LONGEST_NS / latency_ns)
+    several = [pair for pair in pairs if min(map(len, pair)) > 2]
+    if clock_of(Scale.RATIO, several).share > _STEADY:
+        return max(least, most)
+    sides = [scaled(Scale.RATIO, side) for pair in several for side in pair]
+    middles = medians(sides)
+    known = [np.abs(side - middle) for side, middle in zip(sides, middles, strict=True) if math.isfinite(middle)]
+    if not known:
+        return least
+    spread = NORMAL * median(np.concatenate(known))
+    return max(least, min(math.ceil(math.pi / 2.0 * (spread / _STEADY) ** 2), most))
+
+
+class Look(NamedTuple):
+    """Number of pairs for a look, and the decisions allowed there."""
+
+    begin: int
+    """Number of the first of them: the good one begins even pairs."""
+    pairs: int
+    looks: int
+    """How often it was looked to confirm by then; with 0 the pairs may only refute."""
+    renews: bool
+    """New processes begin before them, and load the programs in the other order."""
+
+
+def plan_looks(pairs: int, *, early: bool) -> Iterator[Look]:
+    """Yield what to measure of a claim until it is decided: `pairs`, and as many again of new processes.
+
+    `early`: from the fourth pair on it is looked after each whether all is clear against the claim.
+    """
+    for looks, begin in ((1, 0), (2, pairs + 1 - pairs % 2)):
+        done = 0
+        while done < pairs:
+            least = 1 if done or looks > 1 else LEAST_PAIRS
+            count = min(least if early else pairs, pairs - done)
+            last = done + count == pairs
+            yield Look(begin + done, count, looks if last else 0, renews=looks > 1 and not done)
+            done += count
+
+
+def until_clear(pairs: int, measure: Callable[[Look], bool], is_open: Callable[[int], bool], *, early: bool) -> None:
+    """Measure pairs until `is_open`, called with the `looks`, returns that no decision is left.
+
+    `measure` returns whether any pair was measured.
+    """
+    for look in plan_looks(pairs, early=early):
+        if not measure(look) or not is_open(look.looks):
+            return
+
+
+def add_pairs(known: list[Pair], begin: int, more: Sequence[Pair]) -> None:
+    """Add pairs of which the first has the number `begin`, so that each is at the place of its number."""
+    known += [((), ())] * (begin - len(known))
+    known += more
+
+
+def confirmed_again(
+    scale: Scale, first: Confirmation, pairs: Sequence[Pair], *, up: bool, gate: float, base: float = 0.0
+) -> Confirmation:
+    """Return a confirmed claim after further `pairs` with new processes each, with the size from these pairs.
+
+    A program may be slow by chance for the life of its process, which pairs of one process cannot show.
+    """
+    again = confirm(scale, pairs, up=up, gate=gate, level=P_AGAIN, base=base)
+    if not again.pairs:
+        return first
+    if again.answer is Answer.CONFIRMED:
+        reason = f"{first.reason}; {again.reason} in new processes"
+    else:
+        reason = f"{change_text(scale, first.change)} in one process, but {again.reason} in new ones"
+    return msgspec.structs.replace(again, reason=reason, p_value=first.p_value, pairs=first.pairs + again.pairs)
+
+
+# Suspected changes of one run that step together: few are measured in full. Pure: docs/explanation/statistics.md.
+
+
+LEAST_FAMILY = 5
+"""Fewest suspected changes that are a family: with fewer there is nothing to save."""
+P_MEMBER = 0.07
+"""For a member whose representatives are confirmed: four pairs that all point that way are enough."""
+
+# Changes of a member stand out by so many sigmas, and differ from each other by fewer.
+_LEAST_SIGMAS = 2.0
+_MOST_APART = 2.0
+_LEAST_ERROR = GATES[Scale.RATIO].confirmed / 2.0
+
+
+def families(keys: Sequence[Hashable], judgements: Sequence[Judgement]) -> list[tuple[int, ...]]:
+    """Return which suspected changes step together, by their places, those with the most usual change first.
+
+    Their keys are equal, and their changes are as far as can be seen. The first REPRESENTATIVES of each are to be
+    measured like any suspected change.
+    """
+    by_key: dict[Hashable, list[int]] = {}
+    for place, (key, one) in enumerate(zip(keys, judgements, strict=True)):
+        if math.isfinite(one.change) and abs(one.sigmas) >= _LEAST_SIGMAS:
+            by_key.setdefault((key, one.change > 0), []).append(place)
+    found = []
+    for places in by_key.values():
+        left = places
+        while len(left) >= LEAST_FAMILY:
+            changes = np.array([judgements[place].change for place in left])
+            errors = np.array([max(judgements[place].sigma, _LEAST_ERROR) for place in left])
+            agree = np.abs(np.subtract.outer(changes, changes)) <= _MOST_APART * np.hypot.outer(errors, errors)
+            most = agree[int(np.argmax(agree.sum(axis=0)))]
+            if most.sum() < LEAST_FAMILY:
+                break
+            middle = median(changes[most])
+            members = [place for place, is_member in zip(left, most, strict=True) if is_member]
+            found.append(tuple(sorted(members, key=lambda place: (abs(judgements[place].change - middle), place))))
+            left = [place for place, is_member in zip(left, most, strict=True) if not is_member]
+    return found
+
+
+def common_step(representatives: Sequence[Confirmation]) -> Confirmation | None:
+    """Return the change that most representatives of a family are confirmed to share, with an interval of all these.
+
+    None where they share none. One that is not confirmed was no member, as each of the others may be: they are looked
+    at as well.
+    """
+    confirmed = [one for one in representatives if one.answer is Answer.CONFIRMED]
+    if 2 * len(confirmed) <= REPRESENTATIVES:
+        return None
+    change = median(np.array([one.change for one in confirmed]))
+    low, high = min(one.low for one in confirmed), max(one.high for one in confirmed)
+    if not all(one.low <= change <= one.high for one in confirmed) or not low * high > 0.0:
+        return None
+    pairs = sum(one.pairs for one in confirmed)
+    worst = max(one.p_value for one in confirmed)
+    return Confirmation(Answer.CONFIRMED, "", pairs, change, low, high, worst)
+
+
+def member(scale: Scale, step: Confirmation, own: Confirmation, named: str) -> Confirmation:
+    """Return the confirmation of a member whose few pairs are nearer to the family's `step` than to no change.
+
+    The size is the family's, which is more precise, and the p-value is the member's own; `named` names the family.
+    """
+    reason = (
+        f"{change_text(scale, step.change)} ({change_text(scale, step.low)} to {change_text(scale, step.high)}) as "
+        f"measured of {named}, which stepped with it; {own.reason} of its own"
+    )
+    low, high = min(step.low, own.change), max(step.high, own.change)
+    return Confirmation(Answer.CONFIRMED, reason, own.pairs, step.change, low, high, own.p_value)

@@ -1,14 +1,65 @@
-"""Comparable runs of a series, and events between them. Pure: docs/explanation/statistics.md."""
+"""History of a series: comparable runs, events between them, and reliability of a job. Pure:
+docs/explanation/statistics.md.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from itertools import groupby, pairwise
 from operator import itemgetter
 
 import msgspec
 
-from farm.results.analysis.facts import CONTENTS, SHORT_COMMIT, is_mute
+# Differences between the facts (versions, hashes) of two runs, and their names for people. Pure.
+
+
+CONTENTS = {
+    "executorch_content": "sources of executorch",
+    "torch_content": "files of torch",
+    "torchao_content": "files of torchao",
+    "packages_content": "packages beside torch",
+    "python_content": "files of Python",
+    "qnn_content": "libraries of QNN",
+}
+"""Names for facts whose values are hashes of content, which readers cannot interpret."""
+
+
+SHORT_COMMIT = 10
+"""Characters of a commit's hash that people are shown."""
+
+
+def changed_facts(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return the differing facts, sorted by name: before and after, empty for a side without the fact.
+
+    A content hash is skipped if one side lacks it, or if the version or commit differs as well.
+    """
+    return {
+        name: (was.get(name, ""), now.get(name, ""))
+        for name in sorted(was.keys() | now.keys())
+        if was.get(name) != now.get(name) and not (name in CONTENTS and is_mute(name, was, now))
+    }
+
+
+def is_mute(content: str, was: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Return whether the fact `content`, from CONTENTS, adds nothing to the other facts of two runs."""
+    names = [content.removesuffix("_content"), *(["commit"] if content == "executorch_content" else [])]
+    return content not in was or content not in now or any(was.get(name) != now.get(name) for name in names)
+
+
+def fact_row(name: str, was: str, now: str) -> tuple[str, str, str]:
+    """Return a changed fact for a table: name, before, after."""
+    return (CONTENTS[name], "", "changed") if name in CONTENTS else (name, was, now)
+
+
+def fact_line(name: str, was: str, now: str) -> str:
+    """Return a changed fact as text: `qnn: 2.47 -> 2.51`, `sources of executorch: changed`."""
+    return f"{CONTENTS[name]}: changed" if name in CONTENTS else f"{name}: {was or 'nothing'} -> {now or 'nothing'}"
+
+
+# Comparable runs of a series, and events between them. Pure: docs/explanation/statistics.md.
+
 
 RUNTIME = ("native_runner", "native_runner_of", "runtime", "skel", "qnn", "qnn_product", "qnn_content", "dsp_logs")
 """Facts of what executes a program: runner, libraries and QNN. A side of a comparison has them with its program."""
@@ -170,3 +221,116 @@ def fact_text(name: str, old: str | None, new: str | None) -> str:
     if new is None:
         return f"without {shown} {old}"
     return f"{shown} {new}" if old is None else f"{shown} {old} -> {new}"
+
+
+# Reliability of a job: pass rate, and steady, flaky, newly flaky or healed. Pure: docs/guides/history.md.
+
+
+WINDOW = 20
+"""Number of runs in the newest window, which has the pass rate; the window before it has as many."""
+LOOKED_AT = 2 * WINDOW
+"""Runs of a job that the statistics use."""
+
+# Quantile of the 95 % interval of a pass rate.
+_Z = 1.959964
+# Probability below which a row of passes counts as healed, for a job as flaky as before.
+_IMPROBABLE = 0.05
+
+
+class Try(msgspec.Struct, frozen=True):
+    """An attempt with a verdict about the code."""
+
+    run_id: str
+    code: str
+    """Hash of program, tools and limits; empty if unknown."""
+    passed: bool
+    """False for a known issue, too."""
+
+
+class Reliability(StrEnum):
+    """Agreement of a job's verdicts for unchanged code."""
+
+    STEADY = "steady"
+    """The verdicts agreed."""
+    FLAKY = "flaky"
+    NEWLY_FLAKY = "newly flaky"
+    """Flaky in the newest window and not in the window before."""
+    HEALED = "healed"
+    """The job was flaky and has passed since then too often for chance."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Statistics of the last runs of a job."""
+
+    passed: int
+    tries: int
+    """Attempts of the newest window with a verdict about the code."""
+    low: float
+    """Lower bound of the pass rate by Wilson's 95 % interval."""
+    high: float
+    reliability: Reliability
+    since: str = ""
+    """Id of the run with the first slip (`record_of`); for a healed job the run from which it counts as healed."""
+
+
+def record_of(tries: Sequence[Try]) -> Record:
+    """Return the record of a job; `tries`, at least one and oldest first, come from its last `LOOKED_AT` runs.
+
+    A job slips if it fails although the try before with the same code passed, or passes after a failure in the same
+    run. A window with a slip is flaky. A job that failed and passes since some run was fixed: it has no slip.
+    """
+    runs = list(dict.fromkeys(one.run_id for one in tries))
+    newest = set(runs[-WINDOW:])
+    recent = [one for one in tries if one.run_id in newest]
+    passed = sum(one.passed for one in recent)
+    low, high = wilson(passed, len(recent))
+    reliability, since = _reliability(tries, newest)
+    return Record(passed, len(recent), low, high, reliability, since)
+
+
+def wilson(passed: int, tries: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share; 0 to 1 without tries."""
+    if not tries:
+        return 0.0, 1.0
+    rate, spread = passed / tries, _Z * _Z / tries
+    middle = (rate + spread / 2) / (1 + spread)
+    half = _Z * math.sqrt(rate * (1 - rate) / tries + spread / (4 * tries)) / (1 + spread)
+    # Rounding must not exclude a pass rate of 1 for a job that always passed.
+    return (0.0 if not passed else max(0.0, middle - half)), (1.0 if passed == tries else min(1.0, middle + half))
+
+
+def _reliability(tries: Sequence[Try], newest: set[str]) -> tuple[Reliability, str]:
+    slips = [now for was, now in _pairs(tries) if was.passed != now.passed and (was.passed or was.run_id == now.run_id)]
+    if not slips:
+        return Reliability.STEADY, ""
+    healed = _healed_in(tries, {_code(one) for one in slips})
+    if healed:
+        return Reliability.HEALED, healed
+    first = slips[0].run_id
+    return (Reliability.NEWLY_FLAKY if first in newest else Reliability.FLAKY), first
+
+
+def _pairs(tries: Sequence[Try]) -> list[tuple[Try, Try]]:
+    """Return pairs of consecutive tries with the same code."""
+    last: dict[tuple[str, str], Try] = {}
+    found = []
+    for one in tries:
+        was = last.get(_code(one))
+        if was is not None:
+            found.append((was, one))
+        last[_code(one)] = one
+    return found
+
+
+def _code(one: Try) -> tuple[str, str]:
+    return (one.code, "") if one.code else ("", one.run_id)
+
+
+def _healed_in(tries: Sequence[Try], flaky: set[tuple[str, str]]) -> str:
+    """Return the run at which the passes since the last failure are too many for chance; empty for too few."""
+    end = max(number for number, one in enumerate(tries) if not one.passed) + 1
+    before = [one for one in tries[:end] if _code(one) in flaky]
+    # Add one to the number of tries, because `before` ends with a failure by construction.
+    failure_rate = sum(not one.passed for one in before) / (len(before) + 1)
+    needed = math.floor(math.log(_IMPROBABLE) / math.log1p(-failure_rate)) + 1
+    return tries[end + needed - 1].run_id if end + needed <= len(tries) else ""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from farm.report.model import format as fmt
-from farm.report.model.alerts import by_range, change_line
-from farm.report.model.plot import Plot, plots_of
+from farm.report.model.chart import Plot, plots_of
+from farm.report.model.status import by_range, change_line
 from farm.serve.page import Facts, Text, has_words, one_of
 from farm.store.records import AlertRecord, AlertState, Remark, RemarkState
 

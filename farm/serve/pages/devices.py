@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from farm.base.errors import UnknownNameError
-from farm.devices.health import HealthEvent
+from farm.devices.device import HealthEvent
 from farm.dispatch.pool.inventory import DeviceRow, remembered, resolve_device, wanted_of
 from farm.policy.situation import Lease, Waiting
-from farm.report.model.drift import Drift, drift_of, health_check_p50
-from farm.report.model.plot import Plot, health_check_plots
+from farm.report.model.chart import Plot, health_check_plots
+from farm.report.model.history import Drift, drift_of, health_check_p50
 from farm.serve.page import Facts, Text, has_words
 from farm.serve.pages.progress import device_rows
 from farm.store.leases.registry import Registered

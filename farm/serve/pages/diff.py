@@ -8,7 +8,7 @@ import msgspec
 
 from farm.report.html.page import diff_values
 from farm.report.model.diff import RunDiff, read_diff
-from farm.report.terminal.diff import DiffPart
+from farm.report.terminal.compare import DiffPart
 from farm.serve.page import Facts, Text, has_words, one_of
 
 if TYPE_CHECKING:

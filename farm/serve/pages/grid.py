@@ -11,12 +11,12 @@ from farm.report.model.grid import STATES, GridNightlyRun, GridRow, may_be_flaky
 from farm.report.model.status import Standing
 from farm.serve.page import Facts, Text
 from farm.store.queries.grid import GridJob, JobFilter, NightlyRun, Targets
-from farm.store.toolchains import branch_text
+from farm.store.values import branch_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farm.results.analysis.flakiness import Record
+    from farm.results.analysis.history import Record
     from farm.store.store import Store
 
 # Jobs whose reliability is looked up; of more, those without it are shown as they are.

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
+from farm.report.model.chart import Plot, plots_of
 from farm.report.model.history import USUAL, tables
-from farm.report.model.plot import Plot, plots_of
-from farm.results.analysis.flakiness import Record
+from farm.results.analysis.history import Record
 from farm.serve.page import Facts, PageNumber, Text
 from farm.store.records import STEPS, AlertRecord, HistoryPoint
-from farm.store.toolchains import branch_text
+from farm.store.values import branch_text
 
 if TYPE_CHECKING:
     from farm.store.store import Store

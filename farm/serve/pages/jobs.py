@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
+from farm.report.model.chart import Plot, plots_of
 from farm.report.model.cross_target import cross_targets
-from farm.report.model.plot import Plot, plots_of
-from farm.report.model.profile_tables import row_limit
-from farm.report.model.rerun import ways_again
-from farm.report.model.summary import WORDS, summarize
+from farm.report.model.sections import row_limit
+from farm.report.model.summary import WORDS, summarize, ways_again
 from farm.serve.page import Facts, Text
 from farm.store.queries.browse import JobRun
-from farm.store.records import AlertRecord, HistoryPoint, JobFile
-from farm.store.view import RunView
+from farm.store.records import AlertRecord, HistoryPoint, JobFile, RunView
 
 if TYPE_CHECKING:
     from farm.store.store import Store

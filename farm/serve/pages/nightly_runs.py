@@ -12,8 +12,8 @@ from farm.report.model.grid import GridNightlyRun, nightly_runs_of
 from farm.serve.page import Facts, Text
 from farm.serve.pages.status import StatusFacts, status_facts
 from farm.store.queries.grid import JobFilter
-from farm.store.toolchains import branch_text
-from farm.store.view import RunCommit
+from farm.store.records import RunCommit
+from farm.store.values import branch_text
 
 if TYPE_CHECKING:
     from farm.store.store import Store

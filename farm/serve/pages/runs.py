@@ -8,8 +8,8 @@ import msgspec
 
 from farm.serve.page import Facts, PageNumber, Text, one_of
 from farm.store.queries.browse import STATES, Known, ListedRun, RunFile, RunFilter
-from farm.store.toolchains import branch_text
-from farm.store.view import Purpose
+from farm.store.records import Purpose
+from farm.store.values import branch_text
 
 if TYPE_CHECKING:
     from farm.store.store import Store

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
-from farm.report.model.alerts import by_range
-from farm.report.model.status import TITLES, Status, counts, read_status, unsure_lines
+from farm.report.model.status import TITLES, Status, by_range, counts, read_status, unsure_lines
 from farm.serve.page import Facts, Text
 from farm.store.queries.browse import Progress
-from farm.store.toolchains import branch_text
+from farm.store.values import branch_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from farm.base.errors import UnknownNameError
 from farm.report.model import format as fmt
 from farm.serve.page import Facts, Text
 from farm.store.queries.grid import GridJob, JobFilter
-from farm.store.toolchains import branch_text
+from farm.store.values import branch_text
 
 if TYPE_CHECKING:
     from farm.store.store import Store

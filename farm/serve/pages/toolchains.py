@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import msgspec
 
 from farm.base.errors import UnknownNameError
-from farm.report.model.commits import short
+from farm.report.model.status import short
 from farm.serve.page import Facts, Text
 from farm.store.queries.browse import ListedRun, RunFilter, UsedToolchain
-from farm.store.view import RunToolchain
+from farm.store.records import RunToolchain
 
 if TYPE_CHECKING:
     from farm.store.store import Store

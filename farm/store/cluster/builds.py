@@ -13,7 +13,7 @@ from farm.builds.compile.protocol import BuildReply
 from farm.store import values
 from farm.store.cluster.part import REFUSED_BY, ClusterPart, reading
 from farm.store.cluster.records import Build, HeldBuild, NewBuild, NewShard
-from farm.store.messages.install import ensure_messages
+from farm.store.messages.messages import ensure_messages
 from farm.store.statements import chunks
 
 if TYPE_CHECKING:

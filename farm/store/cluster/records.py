@@ -52,7 +52,7 @@ class NewBuild(msgspec.Struct, frozen=True):
 
     key: str
     toolchain: str
-    """Id of the toolchain, by content: `farm.dispatch.cluster.toolchain_id`."""
+    """Id of the toolchain, by content: `farm.dispatch.cluster.terms`."""
     job: Job
     versions: dict[str, str]
     source: str = ""
@@ -145,7 +145,7 @@ class OfferedToolchain(msgspec.Struct, frozen=True):
     """Toolchain of a build host for one backend."""
 
     id: str
-    """Id by content: `farm.dispatch.cluster.toolchain_id`."""
+    """Id by content: `farm.dispatch.cluster.terms`."""
     name: str
     """Name on its host."""
     backend: str

@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from farm.base.errors import UsageError
-from farm.store.rights.rights import become_owner, marked, owner_of, rights, run_script
-from farm.store.rights.rights import groups as groups_sql
+from farm.store.rights import become_owner, marked, owner_of, rights, run_script
+from farm.store.rights import groups as groups_sql
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

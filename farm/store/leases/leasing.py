@@ -15,12 +15,11 @@ import msgspec
 from sqlalchemy import Connection, Row, select, update
 
 from farm.base.errors import LeaseLostError
-from farm.policy.reasons import BEGINS, NO_DEVICE, why_waiting
 from farm.policy.sharing import hand_over, share_out
 from farm.policy.situation import Lease, Priority, Request, Waiting
+from farm.policy.waits import BEGINS, NO_DEVICE, why_waiting
 from farm.store import schema, values
-from farm.store.answers import Answers
-from farm.store.clock import Clock, clock_ms
+from farm.store.clock import Answers, Clock, clock_ms
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.situations import read_situation
 

@@ -27,7 +27,7 @@ from farm.policy.situation import (
 )
 from farm.store import schema, values
 from farm.store.leases import rows as lease_rows
-from farm.store.protocol import PROTOCOL
+from farm.store.records import PROTOCOL
 
 if TYPE_CHECKING:
     from farm.store.clock import Clock

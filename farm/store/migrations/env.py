@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from farm.store.messages.install import upgrade_messages
+from farm.store.messages.messages import upgrade_messages
 from farm.store.schema import VERSION_TABLE, metadata
 
 connection = context.config.attributes["connection"]

@@ -1,9 +1,4 @@
-"""Archives of folders: plain tar without compression, with the same bytes for the same content, and checked on reading.
-
-Any user with write access to the farm's store could put any archive there. Unpacking creates only regular files with
-relative names inside the folder, without links, devices, sparse files and permissions of the archive. An archive
-without compression is not smaller than its content, so that its size bounds the written data.
-"""
+"""Archives of folders: plain tar with the same bytes for the same content, and bundles of a shared farm in them."""
 
 from __future__ import annotations
 
@@ -12,10 +7,24 @@ import re
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from farm.base.errors import ArtifactLostError
-from farm.devices.local_files import local_errors
+from farm.base.errors import ArtifactLostError, BundleError
+from farm.builds.bundles.bundle import MANIFEST, Bundle, load_bundle
+from farm.devices.files import local_errors
+
+if TYPE_CHECKING:
+    from farm.builds.bundles.cache import BundleCache
+    from farm.store.objects.objects import Objects
+
+
+# Archives of folders: plain tar without compression, with the same bytes for the same content, and checked on
+# reading.
+#
+# Any user with write access to the farm's store could put any archive there. Unpacking creates only regular files
+# with relative names inside the folder, without links, devices, sparse files and permissions of the archive. An
+# archive without compression is not smaller than its content, so that its size bounds the written data.
+
 
 MOST_FILES = 200_000
 _MOST_NAME_CHARS = 1024
@@ -136,3 +145,63 @@ def _require_plain(member: tarfile.TarInfo) -> None:
     plain = name and is_short and len(parts) <= _MOST_PARTS and "\0" not in name and name == "/".join(parts)
     if not plain or PurePosixPath(name).is_absolute() or ".." in parts:
         raise tarfile.ReadError(f"{name!r:.100} is no path in its folder")
+
+
+# Bundles of a shared farm: folders in the cache of a machine, single files in the place of the farm's files.
+
+
+LOG = "build.log"
+"""File of a bundle for people, which its manifest does not list."""
+
+_ARCHIVE = ".archive"
+
+
+class BundleArchive(NamedTuple):
+    """Archive of a bundle in the place of the farm's files."""
+
+    sha256: str
+    nbytes: int
+
+
+def upload_bundle(objects: Objects, bundle: Bundle) -> BundleArchive:
+    """Upload a bundle for other hosts, whole and verified.
+
+    Raises BundleError for a damaged bundle, ArtifactsError for a place that stays away, LocalError.
+    """
+    bundle.verify()
+    names = [MANIFEST, *bundle.manifest.files]
+    names += [LOG] if (bundle.folder / LOG).is_file() else []
+    with objects.scratch() as folder:
+        path = folder / _ARCHIVE
+        write_archive({name: bundle.folder / name for name in names}, path)
+        return BundleArchive(objects.put(path), path.stat().st_size)
+
+
+def fetch_bundle(objects: Objects, cache: BundleCache, key: str, archive: str) -> Bundle:
+    """Return the bundle of `key` from the cache, fetched if missing; all of its files are verified.
+
+    Several processes fetch a bundle only once. Raises ArtifactLostError for an archive that is missing or has other
+    content, ArtifactsError for a place that stays away, InfraError for a cache that cannot be written.
+    """
+
+    def fill(folder: Path) -> None:
+        path = folder / _ARCHIVE
+        objects.fetch(archive, path)
+        names = unpack(path, folder)
+        path.unlink()
+        _require_bundle(folder, key, names)
+
+    return cache.build(key, fill)
+
+
+def _require_bundle(folder: Path, key: str, names: list[str]) -> None:
+    """Raise ArtifactLostError unless the unpacked `folder` is the bundle of `key`, without further files."""
+    try:
+        bundle = load_bundle(folder)
+        bundle.verify()
+    except BundleError as error:
+        raise ArtifactLostError(f"the archive of bundle {key[:12]} does not hold it: {error}") from None
+    if bundle.manifest.key != key:
+        raise ArtifactLostError(f"the archive of bundle {key[:12]} holds {bundle.manifest.key[:12]!r}")
+    if foreign := sorted({*names} - {MANIFEST, LOG, *bundle.manifest.files}):
+        raise ArtifactLostError(f"the archive of bundle {key[:12]} holds {foreign[0]!r:.100}, which is no part of it")

@@ -1,11 +1,4 @@
-"""Files of a shared farm by their SHA-256: bundles, runtimes, code of suites, artifacts of attempts.
-
-Every transferred file is compared with its hash, in both directions: write access to the place is not enough to change
-a program. Fetched files stay in the cache of this machine, so that each is transferred once.
-
-    PLACE/ab/abcd...     file, named by its SHA-256
-    PLACE/incoming/      files being written; a file of a day's age there belongs to a dead process
-"""
+"""Files of a shared farm by SHA-256, and their cache: bundles, runtimes, code of suites, artifacts of attempts."""
 
 from __future__ import annotations
 
@@ -18,7 +11,9 @@ import re
 import secrets
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from farm.base.errors import (
     ArtifactLostError,
@@ -31,19 +26,86 @@ from farm.base.errors import (
     MissingToolError,
     UsageError,
 )
+from farm.base.files import own_folder, published, sweep, sweep_own, withdraw
 from farm.base.hashes import sha256_of
-from farm.base.publish import own_folder, published
 from farm.base.text import reason_line
-from farm.devices.local_files import local_errors
-from farm.store.objects.cached import CONTENT, MAKING, OBJECTS
+from farm.builds.bundles.cache import folder_size
+from farm.devices.files import local_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
     from farm.base.config.settings import Config
     from farm.base.config.shared import ArtifactsAddress
     from farm.store.objects.places import FilePlace, Stored
+
+
+# Cache of a shared farm's files on this machine: runtimes, artifacts that were read, code of suites.
+
+
+OBJECTS, SUITES, MAKING = "objects", "suites", "making"
+"""Folders of a cache: fetched files, code of suites, and inside of the first, files before their upload."""
+CONTENT = "content"
+"""File in the folder of an object; its modification time is the time of the last use."""
+
+
+class CachedObject(NamedTuple):
+    """Folder of the cache, whose content can be fetched again."""
+
+    folder: Path
+    nbytes: int
+    used_ms: int
+
+
+def cached_objects(cache_dir: Path) -> list[CachedObject]:
+    """Return the cached objects, most recently used first."""
+    found = []
+    for folder in _folders(cache_dir):
+        content = folder / CONTENT
+        try:
+            used_ms = (content if content.is_file() else folder).stat().st_mtime_ns // 1_000_000
+        except OSError:
+            continue  # removed meanwhile
+        found.append(CachedObject(folder, folder_size(folder)[1], used_ms))
+    return sorted(found, key=lambda one: -one.used_ms)
+
+
+def prune_objects(cache_dir: Path, *, older_than_s: float, dry_run: bool) -> list[CachedObject]:
+    """Remove objects without a use for `older_than_s`, and partial downloads; return the removed objects.
+
+    With `dry_run` only return the objects that would be removed.
+    """
+    horizon_ms = (time.time() - older_than_s) * 1000
+    old = [one for one in cached_objects(cache_dir) if one.used_ms <= horizon_ms]
+    if not dry_run:
+        for one in old:
+            withdraw(one.folder)
+        for parent in {folder.parent for folder in _parents(cache_dir)}:
+            sweep(parent)
+        sweep_own(cache_dir / OBJECTS / MAKING)
+    return old
+
+
+def _folders(cache_dir: Path) -> Iterator[Path]:
+    return (one for one in _parents(cache_dir) if "." not in one.name and one.is_dir())
+
+
+def _parents(cache_dir: Path) -> Iterator[Path]:
+    # Skip links, which could lead out of the cache.
+    for kind in (OBJECTS, SUITES):
+        for parent in (cache_dir / kind).glob("[0-9a-f][0-9a-f]"):
+            if not parent.is_symlink():
+                yield from (one for one in parent.iterdir() if not one.is_symlink())
+
+
+# Files of a shared farm by their SHA-256: bundles, runtimes, code of suites, artifacts of attempts.
+#
+# Every transferred file is compared with its hash, in both directions: write access to the place is not enough to
+# change a program. Fetched files stay in the cache of this machine, so that each is transferred once.
+#
+#     PLACE/ab/abcd...     file, named by its SHA-256
+#     PLACE/incoming/      files being written; a file of a day's age there belongs to a dead process
+
 
 logger = logging.getLogger(__name__)
 
@@ -256,7 +318,7 @@ def _place_of(address: ArtifactsAddress) -> FilePlace:
             from farm.store.objects.bucket import Bucket
 
             return Bucket(address)
-        from farm.store.objects.folder import Folder
+        from farm.store.objects.places import Folder
 
         return Folder(address)
     except ImportError as error:

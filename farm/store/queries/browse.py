@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, func, select
 
-from farm.base.errors import UnknownNameError
-from farm.base.exit_codes import ExitCode
+from farm.base.errors import ExitCode, UnknownNameError
 from farm.store import schema, values
 from farm.store.clock import Clock, clock_ms
 from farm.store.queries.runs import find_run
+from farm.store.records import Purpose, RunToolchain
 from farm.store.statements import in_parts, statement, struct_of
-from farm.store.toolchains import branch_text, purpose_of, toolchain_of
-from farm.store.view import Purpose, RunToolchain
+from farm.store.values import branch_text, purpose_of, toolchain_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -9,10 +9,10 @@ import numpy as np
 from sqlalchemy import ColumnElement, Row, String, case, cast, func, select
 
 from farm.store import schema, values
-from farm.store.details import fingerprints
+from farm.store.records import RunToolchain
+from farm.store.rows import fingerprints
 from farm.store.statements import KEYS, in_parts, statement, struct_of
-from farm.store.toolchains import of_branch, toolchain_of
-from farm.store.view import RunToolchain
+from farm.store.values import of_branch, toolchain_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,16 +14,15 @@ from msgspec import UNSET
 
 from farm.base.errors import FIRST_RUN, NoHistoryError, UnknownNameError, UsageError
 from farm.base.socs import find_soc
-from farm.results.analysis.flakiness import LOOKED_AT, Record, Try, record_of
-from farm.results.analysis.history import Point
-from farm.results.analysis.scale import Series
+from farm.results.analysis.history import LOOKED_AT, Point, Record, Try, record_of
+from farm.results.analysis.statistics import Series
 from farm.results.attempt import Direction, Verdict
 from farm.store import values
-from farm.store.details import device_facts, fingerprints, operators_of
 from farm.store.queries.runs import find_run
 from farm.store.records import ArtifactRecord, Background, HistoryPoint, JobFile, ProfileRecord, TrendPoint, TrendSeries
+from farm.store.rows import device_facts, fingerprints, operators_of
 from farm.store.statements import FEW, chunks, in_parts, statement, struct_of
-from farm.store.toolchains import of_branch
+from farm.store.values import of_branch
 from farm.suites.figures import figure_of
 
 if TYPE_CHECKING:

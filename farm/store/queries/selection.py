@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Row, delete, select, text, update
 
 from farm.store import schema, values
-from farm.store.details import verdict_of
 from farm.store.records import ExpectedJob, LastVerdict
-from farm.store.rows import insert_missing
+from farm.store.rows import insert_missing, verdict_of
 from farm.store.statements import in_parts, statement
-from farm.store.toolchains import of_branch
+from farm.store.values import of_branch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from farm.store import values
 from farm.store.queries.runs import find_branch, find_run
-from farm.store.records import Before, JobResult, JobStatus, RunStatus, UnfinishedRun
+from farm.store.records import Before, JobResult, JobStatus, RunStatus, RunToolchain, UnfinishedRun
 from farm.store.rows import now_ms
 from farm.store.statements import FEW, chunks, in_parts, statement, struct_of
-from farm.store.toolchains import of_branch, purpose_of, toolchain_of
-from farm.store.view import RunToolchain
+from farm.store.values import of_branch, purpose_of, toolchain_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -124,7 +123,7 @@ class StatusReader:
 
         Runs of `farm debug` are left out.
         """
-        from farm.store.queries.coverage import newest_results
+        from farm.store.queries.runs import newest_results
 
         found: list[JobResult] = []
         user = self._database.user

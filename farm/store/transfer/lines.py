@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from farm.base.ids import RUN_ID
+from farm.base.forms import RUN_ID
 from farm.base.text import plain_json, reason_line
 from farm.results.attempt import Attempt, Comparison, Direction, LayerComparison, Measurement, OperatorProfile
 from farm.store import values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, DETAIL_FIELDS, attempt_of
-from farm.store.records import ArtifactRecord
-from farm.store.toolchains import COMMITS_LIMIT
-from farm.store.values import Count, Int64, Key, LongText, NotFinite, Seconds, Text, Time
-from farm.store.view import RunToolchain
+from farm.store.records import ArtifactRecord, RunToolchain
+from farm.store.values import COMMITS_LIMIT, Count, Int64, Key, LongText, NotFinite, Seconds, Text, Time
 from farm.suites.figures import counter_of
 from farm.suites.suite import Case, Job, Target
 
@@ -76,7 +74,7 @@ class CommitLine(Row, frozen=True):
 
 
 class ToolchainLine(Row, frozen=True, omit_defaults=True):
-    """Toolchain of a run, as `farm.store.view.RunToolchain`."""
+    """Toolchain of a run, as `farm.store.records.RunToolchain`."""
 
     name: Name = ""
     branch: Name = ""
@@ -98,7 +96,7 @@ class ToolchainLine(Row, frozen=True, omit_defaults=True):
 
 
 class SkippedLine(Row, frozen=True):
-    """Reason to skip a job, as `farm.store.view.SkipReason`."""
+    """Reason to skip a job, as `farm.store.records.SkipReason`."""
 
     reason: Text
     last_ms: Time

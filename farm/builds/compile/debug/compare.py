@@ -22,10 +22,9 @@ from executorch.devtools import Inspector
 from executorch.exir.sym_util import eval_shape
 from torch.export import ExportedProgram
 
-from farm.builds.compile.debug.compiler import REFERENCE_GRAPH, DebugProgram
+from farm.builds.compile.debug.compiler import REFERENCE_GRAPH, DebugProgram, LayerNode
 from farm.builds.compile.debug.metrics import BoundMetric, scores_of
 from farm.builds.compile.debug.protocol import Written
-from farm.builds.compile.debug.reference import LayerNode
 from farm.builds.program.layers import Gap, Layer, LayerStep
 
 # QNN's name of a tensor: the node that computes it, and the number of the node's output.

@@ -7,6 +7,8 @@ it fuses otherwise stay apart. `farm run` executes another program, so that the 
 from __future__ import annotations
 
 import hashlib
+import operator
+import re
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -14,6 +16,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from executorch.backends.qualcomm.builders.node_visitor import dq_ops, q_ops
+from executorch.backends.qualcomm.utils.constants import (
+    QCOM_AXIS_ORDER,
+    QCOM_BYPASS_NODE,
+    QCOM_DTYPE,
+    QCOM_QUANT_ATTRS,
+    QCOM_QUANT_MAX,
+    QCOM_QUANT_MIN,
+    QCOM_REQUANTIZE,
+    QCOM_SCALE,
+    QCOM_ZERO_POINT,
+)
 from executorch.backends.qualcomm.utils.utils import (
     get_qnn_context_binary_alignment,
     to_edge_transform_and_lower_to_qnn,
@@ -28,17 +42,217 @@ from farm.base.errors import UsageError
 from farm.builds.bundles.key import bundle_key
 from farm.builds.compile.debug.metrics import BoundMetric, MetricClass, bind_all
 from farm.builds.compile.debug.protocol import BUNDLE, ETRECORD, UserMetric
-from farm.builds.compile.debug.reference import Computed, LayerNode, layer_nodes, run_float, run_quantized
-from farm.builds.compile.flows.calls import call, copies, flat_outputs, returned_nodes
 from farm.builds.compile.flows.compiler import CompiledProgram, in_orders_of, run_module, write_bundle, write_program
-from farm.builds.compile.flows.delegation import read_delegation
+from farm.builds.compile.flows.edge_nodes import origin_of, read_delegation, source_places
 from farm.builds.compile.flows.factory import make_inputs
 from farm.builds.compile.flows.flow import Stopwatch
-from farm.builds.compile.flows.node_origins import source_places
 from farm.builds.compile.flows.qualcomm import calibrate, compiler_specs, refuse_control_flow
-from farm.builds.compile.flows.reference import compare_writes, functional
+from farm.builds.compile.flows.reference import (
+    call,
+    compare_writes,
+    copies,
+    flat_outputs,
+    functional,
+    returned_nodes,
+    state_kept,
+)
+from farm.builds.program.layers import INPUT, Layer, LayerTensor
 from farm.suites.features import Features
 from farm.suites.suite import FORWARD, Job, Target
+
+# Computation of every layer of an edge program on the CPU, in FP32 and quantized. Imports torch and executorch.
+#
+# ExecuTorch 1.5 folds quantize and dequantize away before it keeps the graph that its Inspector compares with: that
+# graph computes with quantized weights and activations in floating point, which is neither FP32 nor quantized. The
+# nodes keep the folded parameters (AnnotateQuantAttrs), so that both can be computed from it:
+#
+# * FP32: the weights that the quantizer saw replace the quantized weights;
+# * quantized: the output of a node is quantized and dequantized by the node's parameters, and once more for a reader
+#   with
+#   other parameters (QCOM_REQUANTIZE). QNN gets the same.
+
+
+# `aten.conv2d.default`, as torch prints an operator.
+_OPERATOR = re.compile(r"[a-z]\w*\.\w+(\.\w+)?")
+
+
+class Computed(NamedTuple):
+    """Values of one run over the graph."""
+
+    layers: dict[str, torch.Tensor]
+    """Values by node, inputs of the program included. Each of several outputs of an operator is under the node that
+    picks it."""
+    outputs: tuple[torch.Tensor, ...]
+
+
+class LayerNode(NamedTuple):
+    """Layer of the graph: an output of a computing node, or an input of the program."""
+
+    layer: Layer
+    """Layer without gaps. Its name is `node`, followed by `:1` if several outputs of it are used."""
+    node: str
+    value: str
+    """Node of the value: `node`, or the node that picks this output of it."""
+    axis_order: tuple[int, ...] | None
+    """Order of the axes in QNN's layout; None for torch's layout."""
+
+
+def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int], places: Sequence[Path] = ()) -> list[LayerNode]:
+    """Return the layers of an unlifted edge graph in the order of execution, its inputs first.
+
+    `partitions` are the numbers of the delegates, by the debug handles of their operators. Sources below a folder of
+    `places` are relative to it.
+    """
+    sources: dict[torch.fx.Node, list[str]] = {}
+    found = []
+    for node in graph.nodes:
+        bypassed = node.op == "call_function" and node.meta.get(QCOM_BYPASS_NODE)  # what only unpacks a weight
+        if node.op not in ("placeholder", "call_function") or node.target is operator.getitem or bypassed:
+            continue
+        read = dict.fromkeys(name for each in node.all_input_nodes for name in sources.get(each, ()))
+        if _only_quantizes(node):
+            sources[node] = list(read)
+            continue
+        picks = _picks(node)
+        for index, pick in picks.items() or [(None, node)]:
+            name = f"{node.name}:{index}" if len(picks) > 1 else node.name
+            sources[pick] = [name]
+            handle = node.meta.get("debug_handle")
+            tensor = _tensor(pick, handle, index, partitions.get(handle) if handle is not None else None)
+            layer = Layer(name, INPUT, tuple(read), {}, tensor=tensor)
+            if node.op == "call_function":
+                target = "quantize" if node.target in q_ops else getattr(node.target, "__name__", str(node.target))
+                origin, exported = origin_of(node, places), _exported_operators(node)
+                layer = msgspec.structs.replace(
+                    layer, operator=target, module=origin.module, source=origin.source, exported=exported
+                )
+            found.append(LayerNode(layer, node.name, pick.name, pick.meta.get(QCOM_AXIS_ORDER)))
+    return found
+
+
+def _exported_operators(node: torch.fx.Node) -> tuple[str, ...]:
+    """Return the operators of the exported program that a node comes from, by torch's record of its origins.
+
+    The record has each pass, the newest first. Before the exported program there are functions, not operators.
+    """
+    found: dict[str, None] = {}
+    for newest in node.meta.get("from_node") or ():
+        source, last = newest, ""
+        while source is not None:
+            last = str(source.target) if _OPERATOR.fullmatch(str(source.target)) else last
+            source = next(iter(source.from_node or ()), None)
+        if last:
+            found[last] = None
+    return tuple(found)
+
+
+def _only_quantizes(node: torch.fx.Node) -> bool:
+    """Return whether a node only quantizes or dequantizes an activation, as the CPU does for LPAI."""
+    source = node.args[0] if node.args else None
+    is_weight = isinstance(source, torch.fx.Node) and source.op == "get_attr"
+    return node.target in q_ops or (node.target in dq_ops and not is_weight)
+
+
+def _picks(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
+    """Return the used outputs of `node`, each with the first node that picks it; none for a node with one output."""
+    picks: dict[int, torch.fx.Node] = {}
+    for user in node.users:
+        if user.target is operator.getitem and isinstance(user.args[1], int):
+            picks.setdefault(user.args[1], user)
+    return dict(sorted(picks.items()))
+
+
+def _tensor(node: torch.fx.Node, handle: int | None, output: int | None, partition: int | None) -> LayerTensor:
+    value = node.meta.get("val")
+    known = isinstance(value, torch.Tensor)
+    attributes = node.meta.get(QCOM_QUANT_ATTRS) or {}
+    quantized = QCOM_SCALE in attributes and known and value.is_floating_point()
+    dtype = str(value.dtype).removeprefix("torch.") if known else ""
+    return LayerTensor(
+        handle=handle,
+        output=output,
+        partition=partition,
+        shape=tuple(int(size) for size in value.shape) if known else (),
+        dtype=_quantized_type(attributes) if quantized else dtype,
+        scale=float(attributes[QCOM_SCALE]) if quantized else None,
+        zero_point=int(attributes[QCOM_ZERO_POINT]) if quantized else None,
+    )
+
+
+def _quantized_type(attributes: Mapping[str, Any]) -> str:
+    """Return the type by the range of the codes: `uint16` for 16 used bits of an int32 of torch."""
+    least, most = int(attributes[QCOM_QUANT_MIN]), int(attributes[QCOM_QUANT_MAX])
+    return f"{'int' if least < 0 else 'uint'}{(most - least).bit_length()}"
+
+
+def run_float(
+    module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]
+) -> Computed:
+    """Return the layers in FP32; `weights` are the FP32 values of quantized parameters, by their names."""
+    return _Layers(module, quantize=False, weights=weights).compute(inputs)
+
+
+def run_quantized(module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Computed:
+    """Return the layers with all values quantized by the parameters of their nodes."""
+    return _Layers(module, quantize=True, weights={}).compute(inputs)
+
+
+class _Layers(torch.fx.Interpreter):  # type: ignore[misc]
+    def __init__(self, module: torch.fx.GraphModule, *, quantize: bool, weights: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(module)
+        self._quantize, self._weights = quantize, weights
+        self._layers: dict[str, torch.Tensor] = {}
+
+    def compute(self, inputs: Sequence[torch.Tensor]) -> Computed:
+        with state_kept(self.module):
+            outputs = pytree.tree_leaves(self.run(*copies(inputs)))
+            return Computed(self._layers, copies(outputs))
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n.target in dq_ops and (weight := self._weight(n)) is not None:
+            return weight
+        if not self._quantize and _only_quantizes(n):
+            return self.env[n.args[0]]
+        value = super().run_node(n)
+        if self._quantize and n.op in ("call_function", "placeholder"):
+            value = _fake_quantized(value, n.meta.get(QCOM_QUANT_ATTRS))
+        if n.op in ("call_function", "placeholder") and isinstance(value, torch.Tensor):
+            self._layers[n.name] = value.clone()  # a later operator may write to it
+        return value
+
+    def map_nodes_to_values(self, args: Any, n: torch.fx.Node) -> Any:
+        def load(arg: torch.fx.Node) -> Any:
+            value = self.env[arg]
+            attributes = arg.meta.get(QCOM_REQUANTIZE, {}).get(n.name) if self._quantize else None
+            return _fake_quantized(value, attributes)
+
+        return torch.fx.map_arg(args, load)
+
+    def _weight(self, n: torch.fx.Node) -> torch.Tensor | None:
+        source = n.args[0]
+        if not isinstance(source, torch.fx.Node) or source.op != "get_attr":
+            return None
+        weight = self._weights.get(str(source.target))
+        if weight is None or weight.shape != self.fetch_attr(str(source.target)).shape:
+            return None
+        return weight
+
+
+def _fake_quantized(value: Any, attributes: Mapping[str, Any] | None) -> Any:
+    if not attributes or QCOM_SCALE not in attributes or not isinstance(value, torch.Tensor):
+        return value
+    if not value.is_floating_point():
+        return value
+    arguments = (
+        float(attributes[QCOM_SCALE]),
+        int(attributes[QCOM_ZERO_POINT]),
+        attributes[QCOM_QUANT_MIN],
+        attributes[QCOM_QUANT_MAX],
+        attributes[QCOM_DTYPE],
+    )
+    operators = torch.ops.quantized_decomposed
+    return operators.dequantize_per_tensor(operators.quantize_per_tensor(value.float(), *arguments), *arguments)
+
 
 REFERENCE_GRAPH = "edge_after_transform/forward"
 """Name, in an ETRecord, of the graph that ExecuTorch's QNNIntermediateDebugger compares with."""

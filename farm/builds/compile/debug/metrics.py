@@ -24,7 +24,7 @@ from executorch.devtools.inspector.numerical_comparator import NumericalComparat
 from torch.export import ExportedProgram
 
 from farm.base.errors import UsageError
-from farm.base.trust import weakness
+from farm.base.files import weakness
 from farm.builds.compile.debug.protocol import UserMetric, no_module, refusal
 from farm.builds.compile.flows.factory import import_name
 from farm.builds.compile.protocol import reason_of

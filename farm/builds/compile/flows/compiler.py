@@ -16,34 +16,40 @@ from executorch.exir import ExecutorchProgramManager
 from farm.base.backends.registry import find_backend, runs_on_cpu
 from farm.base.errors import ConfigError, FarmError
 from farm.base.hashes import sha256_of
-from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, OPTRACE, Manifest, ProgramFacts, TensorSpec
+from farm.builds.bundles.bundle import (
+    INPUTS,
+    MANIFEST,
+    MODEL,
+    OPTRACE,
+    Manifest,
+    ProgramFacts,
+    TensorSpec,
+    write_origins,
+)
 from farm.builds.bundles.key import relevant_versions
-from farm.builds.bundles.origins import write_origins
 from farm.builds.bundles.ready import check_inputs, file_facts, read_ready
-from farm.builds.compile.flows.calls import Tensors, state_kept
 from farm.builds.compile.flows.constants import mark_constants, mark_ready_constants
-from farm.builds.compile.flows.delegation import built_operators, read_delegation
+from farm.builds.compile.flows.edge_nodes import EdgeOrigins, built_operators, read_delegation
 from farm.builds.compile.flows.factory import make_example, make_inputs, make_method, make_module, read_expected
 from farm.builds.compile.flows.flow import Flow, Lowering, Stopwatch
-from farm.builds.compile.flows.node_origins import EdgeOrigins
 from farm.builds.compile.flows.reference import (
     ComparedWrites,
     Reference,
+    Tensors,
     Writes,
     compare_writes,
     functional,
     refused_write,
     run_reference,
     run_samples,
+    state_kept,
     tensor_spec,
 )
 from farm.builds.compile.flows.shortcuts.every import less_work
 from farm.builds.program.canonical import program_hash
-from farm.builds.program.layout import Order, to_memory
-from farm.builds.program.pte import Method, read_pte
+from farm.builds.program.pte import Method, Order, read_pte, to_memory
 from farm.suites.options import compile_options
-from farm.suites.state import State, order_problem
-from farm.suites.suite import Case, Job
+from farm.suites.suite import Case, Job, State, order_problem
 
 
 def flow_of(backend: str) -> Flow:

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from farm.builds.bundles.bundle import Constant, TensorSpec
-from farm.builds.compile.flows.calls import Tensors, equal, returned_nodes, writes_in_place
+from farm.builds.compile.flows.reference import Tensors, equal, returned_nodes, writes_in_place
 
 _CONSTANT_INPUTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 # Operators that read the shape and type of their first argument, and none of its elements.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
 
-from farm.base.memory import peak_bytes, reset_peak
+from farm.base.machine import peak_bytes, reset_peak
 from farm.suites.suite import FORWARD, Case, Target
 
 

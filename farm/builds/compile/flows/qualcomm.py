@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import operator
+import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_type_hints
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 import torch
+from executorch.backends.qualcomm._passes import FoldQDQ
+from executorch.backends.qualcomm._passes.qnn_pass_manager import get_qnn_pass_manager_cls
+from executorch.backends.qualcomm.builders.node_visitor import dq_ops
+from executorch.backends.qualcomm.custom_op.annotator import CustomOpsQuantAnnotator, IOQuantConfig
 from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
 from executorch.backends.qualcomm.serialization.qc_schema import (
     QcomChipset,
     QnnExecuTorchBackendOptions,
     QnnExecuTorchBackendType,
+    QnnExecuTorchOpPackageInfo,
     QnnExecuTorchOpPackageOptions,
+    QnnExecuTorchOpPackagePlatform,
+    QnnExecuTorchOpPackageTarget,
 )
 from executorch.backends.qualcomm.serialization.qc_schema_serialize import flatbuffer_to_option, option_to_flatbuffer
 from executorch.backends.qualcomm.utils import utils
+from executorch.backends.qualcomm.utils.constants import (
+    QCOM_PASS_ACTIVATE_KEY,
+    QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY,
+    QCOM_QUANT_ATTRS,
+)
 from executorch.backends.qualcomm.utils.utils import (
     generate_qnn_executorch_compiler_spec,
     get_qnn_context_binary_alignment,
@@ -22,26 +39,170 @@ from executorch.backends.qualcomm.utils.utils import (
     update_spill_fill_size,
 )
 from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
+from executorch.exir.dialects._ops import ops as exir_ops
+from executorch.exir.lowered_backend_module import get_lowered_submodules
+from executorch.exir.pass_base import ExportPass, PassResult
 from executorch.exir.passes import MemoryPlanningPass
 from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from farm.base.backends.descriptor import DIRECT_MODE, QUANTIZED_PRECISIONS
 from farm.base.backends.registry import BACKENDS, cpu_backends
 from farm.base.errors import ConfigError, DelegationError, MisreadCodesError, MissingToolError
-from farm.builds.bundles.bundle import SAVER
+from farm.base.hashes import sha256_of
+from farm.base.socs import find_soc
+from farm.builds.bundles.bundle import OP_PACKAGES, PACKAGES_OF, SAVER, place_of
 from farm.builds.bundles.key import HOST_CPU
-from farm.builds.bundles.origins import place_of
-from farm.builds.compile.flows.calls import copies, state_kept
-from farm.builds.compile.flows.delegation import misread_codes, read_delegation, refused_operators
+from farm.builds.compile.flows.edge_nodes import (
+    misread_codes,
+    origin_of,
+    read_delegation,
+    refused_operators,
+    source_places,
+)
 from farm.builds.compile.flows.flow import Flow, Lowered, Lowering
-from farm.builds.compile.flows.node_origins import origin_of, source_places
-from farm.builds.compile.flows.op_packages import annotation_of, packages_of, require_packaged
+from farm.builds.compile.flows.reference import copies, state_kept
+from farm.builds.runtime.parts import AARCH64, HEXAGON, X86_64, RuntimePart, find_fault
 from farm.suites.features import Features
 from farm.suites.options import compile_numbers
 from farm.suites.suite import Case, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from executorch.backends.qualcomm.quantizer.qconfig import QuantizationConfig
+
+    from farm.base.socs import Soc
+    from farm.suites.features import OpPackage
+
+
+# Op packages of the user: copies in the bundle, and their names in the program. Imports executorch.
+#
+# QNN opens a package by the path in the program. The path is relative to the folder of the runner and ends with the
+# hash of the package: it is the same for the compiler and for every device, and two packages never share a path.
+
+
+_DSP, _CPU = QnnExecuTorchOpPackageTarget.HTP, QnnExecuTorchOpPackageTarget.CPU
+_ANDROID, _HOST = QnnExecuTorchOpPackagePlatform.AARCH64_ANDROID, QnnExecuTorchOpPackagePlatform.X86_64
+
+
+class _Library(NamedTuple):
+    """Library of a package for one machine."""
+
+    file: str
+    folder: str
+    """Folder within the folder of all packages."""
+    machine: int
+    hexagon: int
+    target: QnnExecuTorchOpPackageTarget
+    platform: QnnExecuTorchOpPackagePlatform
+
+
+@contextmanager
+def packages_of(case: Case, target: Target, folder: Path) -> Iterator[QnnExecuTorchOpPackageOptions | None]:
+    """Yield ExecuTorch's options for the packages of `case`, which are copied into `folder`; None without packages.
+
+    During the body a link in the current folder leads to them by the paths in the program. Raises ConfigError for a
+    library of another machine.
+    """
+    if not case.features.op_packages:
+        yield None
+        return
+    soc = find_soc(target.soc)
+    packages = case.features.op_packages
+    # With an incomplete package a device would compute a part of the program and then fail.
+    on_device = all(one.android and f"v{soc.htp_arch}" in one.hexagon for one in packages)
+    infos = [
+        QnnExecuTorchOpPackageInfo(
+            op_package_name=package.name,
+            op_package_path=_keep(case, library, soc, folder),
+            interface_provider=package.interface_provider,
+            target=library.target,
+            custom_op_name=package.operator,
+            qnn_op_type_name=package.qnn_operator,
+            platform=library.platform,
+        )
+        for package in packages
+        for library in _libraries(package, soc, on_device=on_device)
+    ]
+    here = Path.cwd() / OP_PACKAGES
+    # A process that crashed in a package may have left the link.
+    here.unlink(missing_ok=True)
+    here.symlink_to(folder / OP_PACKAGES)
+    try:
+        yield QnnExecuTorchOpPackageOptions(infos)
+    finally:
+        here.unlink()
+
+
+def _libraries(package: OpPackage, soc: Soc, *, on_device: bool) -> list[_Library]:
+    """Return the libraries for a program of `soc`, in the order of ExecuTorch's example."""
+    [host], (on_dsp, on_cpu) = PACKAGES_OF["simulator"], PACKAGES_OF["android"]
+    found = [_Library(package.library, host, X86_64, 0, _CPU, _HOST)]
+    if on_device:
+        found = [
+            _Library(package.hexagon[f"v{soc.htp_arch}"], on_dsp, HEXAGON, soc.htp_arch, _DSP, _ANDROID),
+            _Library(package.android, on_cpu, AARCH64, 0, _CPU, _ANDROID),
+            *found,
+        ]
+    return found
+
+
+def _keep(case: Case, library: _Library, soc: Soc, folder: Path) -> str:
+    """Copy a library into the bundle in `folder`, and return its path relative to `folder`."""
+    get = "QNN's op package generator makes a Makefile, with a target for each machine"
+    source = Path(case.folder, library.file)
+    part = RuntimePart(library.file, source, library.machine, get, library.hexagon, exact=False, soc=soc.name)
+    if fault := find_fault(part):
+        key = f"case.{case.name}.features.op_packages"
+        raise ConfigError(case.manifest, key, f"{library.file} {fault.problem}: {fault.repair}")
+    place = folder / OP_PACKAGES / library.folder
+    place.mkdir(parents=True, exist_ok=True)
+    copy = Path(shutil.copyfile(source, place / "copied.so"))
+    named = copy.rename(place / f"{sha256_of(copy)}.so")
+    return str(named.relative_to(folder))
+
+
+def annotation_of(case: Case, config: QuantizationConfig) -> Callable[[torch.fx.GraphModule], None]:
+    """Return an annotation that quantizes inputs and outputs of the packages' operators by `config`.
+
+    ExecuTorch has no rule for operators of packages and leaves them in floating point within a quantized graph. An
+    operator with a rule of ExecuTorch, which a package may contain as well, keeps that rule.
+    """
+    names = {package.operator for package in case.features.op_packages}
+
+    def annotate(graph: torch.fx.GraphModule) -> None:
+        annotator = CustomOpsQuantAnnotator()
+        for node in graph.graph.nodes:
+            if str(node.target) not in names or Q_ANNOTATION_KEY in node.meta:
+                continue
+            tensors = [index for index, arg in enumerate(node.args) if isinstance(arg, torch.fx.Node)]
+            outputs = range(len(node.meta["val"]) if isinstance(node.meta["val"], tuple) else 1)
+            specs = IOQuantConfig(
+                input_quant_specs=dict.fromkeys(tensors, config.input_activation),
+                output_quant_specs=dict.fromkeys(outputs, config.output_activation),
+            )
+            annotator.register_annotation(node.target, specs)
+        annotator.build_annotation_fn()(graph)
+
+    return annotate
+
+
+def require_packaged(graph_module: torch.fx.GraphModule, case: Case) -> None:
+    """Raise ConfigError for an operator of a package that QNN refused: ExecuTorch 1.5 leaves it to the CPU."""
+    lowered = [one.original_module.graph_module.graph for _, one, _ in get_lowered_submodules(graph_module)]
+    taken = {getattr(node.target, "__name__", "") for graph in lowered for node in graph.nodes}
+    for package in case.features.op_packages:
+        if package.operator not in taken:
+            problem = (
+                f"{package.operator} of {package.library} is nothing that QNN computes in this program: either the "
+                "module has no such operator, or QNN refused the package: its words are in the build log"
+            )
+            raise ConfigError(case.manifest, f"case.{case.name}.features.op_packages", problem)
+
 
 # Operators with blocks of weights in the precisions called `_block`, along the second dimension, the input channels.
 _BLOCK_TARGETS = (torch.ops.aten.conv2d.default, torch.ops.aten.linear.default)
@@ -283,8 +444,6 @@ def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: l
     methods = lowering.methods
     passes_job = dep_table = None
     if features.split:
-        from farm.builds.compile.flows.split import split_passes
-
         passes_job, dep_table = split_passes(features.split)
     with refused_operators() as refused:
         try:
@@ -311,3 +470,92 @@ def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: l
                 raise DelegationError(target.backend, refused, weighted=weighted) from error
             raise
     return edge
+
+
+# Programs with several contexts: passes that divide the graph, as in ExecuTorch's own tests of contexts.
+#
+# QNN takes no `_clone_dim_order`, which copies a tensor: the operators before such a copy and the operators after it
+# are separate partitions, each with a context, and the CPU copies the tensors between them.
+
+
+def split_passes(shares: int) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Return ExecuTorch's passes with SplitGraph, and the passes that each has to follow.
+
+    The results are `passes_job` and `dep_table` of `to_edge_transform_and_lower_to_qnn`.
+    """
+    manager = get_qnn_pass_manager_cls()
+    passes, after = manager.get_capture_program_passes(), manager.get_passes_dependency_for_capture_program()
+    passes[SplitGraph] = {QCOM_PASS_ACTIVATE_KEY: True, QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY: {"shares": shares}}
+    # After FoldQDQ the attributes of nodes hold the quantization, and no (de)quantize node is in the way of the split.
+    after[SplitGraph] = [FoldQDQ]
+    return passes, after
+
+
+class SplitGraph(ExportPass):  # type: ignore[misc]
+    """Pass that divides a graph into shares of about equal size; tensors for later shares go through copies."""
+
+    def __init__(self, shares: int) -> None:
+        super().__init__()
+        self._shares = shares
+
+    def call(self, graph_module: torch.fx.GraphModule) -> PassResult:
+        """Divide the graph in place. Raises ValueError for a graph with fewer operators in sequence than shares."""
+        shares = _shares(graph_module.graph, self._shares)
+        for node, share in shares.items():
+            later = [user for user in node.users if shares.get(user, 0) > share]
+            if later and isinstance(node.meta["val"], torch.Tensor):
+                _copy_for(node, later)
+        graph_module.recompile()
+        return PassResult(graph_module, True)
+
+
+def _shares(graph: torch.fx.Graph, count: int) -> dict[torch.fx.Node, int]:
+    """Return the share, from 0, of every operator and of the nodes that pick its outputs.
+
+    The depth of an operator decides, so that each share needs the share before it. ExecuTorch would join independent
+    branches into one partition again.
+    """
+    operators = _operators(graph)
+    depths: dict[torch.fx.Node, int] = {}
+    for node in graph.nodes:
+        below = max((depths[one] for one in node.all_input_nodes if one in depths), default=0)
+        if node in operators:
+            depths[node] = below + 1
+        elif node.op == "call_function" and node.target is operator.getitem:
+            depths[node] = below
+    numbers = Counter(depths[node] for node in operators)
+    if len(numbers) < count:
+        raise ValueError(f"{len(numbers)} operators of the graph need each other in turn: too few for {count} shares")
+    share, done, of_depth = 0, 0, {0: 0}
+    for depth in range(1, len(numbers) + 1):
+        left = len(numbers) - depth + 1
+        is_full = done * count >= (share + 1) * len(operators)
+        if share < count - 1 and (is_full or left <= count - 1 - share):
+            share += 1
+        of_depth[depth] = share
+        done += numbers[depth]
+    return {node: of_depth[depth] for node, depth in depths.items()}
+
+
+def _operators(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Return the operators, without nodes that only lead to the dequantization of a parameter."""
+    of_parameters: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.target in dq_ops or (node.users and of_parameters.issuperset(node.users)):
+            of_parameters.add(node)
+    return {
+        node
+        for node in graph.nodes
+        if node.op == "call_function" and node.target is not operator.getitem and node not in of_parameters
+    }
+
+
+def _copy_for(node: torch.fx.Node, users: list[torch.fx.Node]) -> None:
+    """Let `users` read a copy of the output of `node`."""
+    with node.graph.inserting_after(node):
+        copy = node.graph.call_function(exir_ops.edge.dim_order_ops._clone_dim_order.default, (node,))  # noqa: SLF001
+    copy.meta["val"] = node.meta["val"]
+    if QCOM_QUANT_ATTRS in node.meta:
+        copy.meta[QCOM_QUANT_ATTRS] = node.meta[QCOM_QUANT_ATTRS]
+    for user in users:
+        user.replace_input_with(node, copy)

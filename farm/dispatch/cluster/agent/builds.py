@@ -32,18 +32,17 @@ from farm.base.errors import (
     StoreLostError,
     UsageError,
 )
+from farm.base.files import own_folder
+from farm.base.paths import data_folder
 from farm.base.processes import Supervisor
-from farm.base.publish import own_folder
-from farm.base.resources import data_folder
 from farm.builds.bundles.cache import BundleCache, remove_leftovers
-from farm.builds.bundles.key import HOST_CPU, bundle_key, recipe_digest, recipe_now, source_as_of_ns
+from farm.builds.bundles.key import HOST_CPU, bundle_key, named_files, recipe_digest, recipe_now, source_as_of_ns
 from farm.builds.bundles.reuse import forget_pruned
-from farm.builds.bundles.source import named_files
 from farm.builds.compile.pool import BuilderGate, BuilderSettings, BuilderSlot
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.compile.template import BuilderTemplate
-from farm.dispatch.cluster.files.exchange import failed_build, sent_build, unpack_source
-from farm.dispatch.cluster.toolchain_id import offered
+from farm.dispatch.cluster.files import failed_build, sent_build, unpack_source
+from farm.dispatch.cluster.terms import offered
 from farm.dispatch.device_forks import SECRETS
 
 if TYPE_CHECKING:
@@ -128,8 +127,7 @@ class HostToolchains:
         self._offered = tuple(known.values())
 
     def _look_at(self, name: str) -> Toolchain | None:
-        from farm.builds.toolchains.prepare import prepare
-        from farm.builds.toolchains.select import use_toolchain
+        from farm.builds.toolchains.selection import prepare, use_toolchain
 
         try:
             tools = prepare(use_toolchain(self._config, name))

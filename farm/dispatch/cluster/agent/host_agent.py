@@ -1,7 +1,7 @@
 """`farm lab agent`: host registration, shards on the host's devices, and builds for other hosts, until it is stopped.
 
 A single thread makes all decisions about devices (`HostAgent.run`), in the order of events. Other threads do slow work
-and send it their results: claims (`claimer.py`), heartbeats and hints (`heartbeats.py`), results (`recorder.py`),
+and send it their results: claims, heartbeats and hints (`shared_jobs.py`), results (`recorder.py`),
 bundles and runtimes (`prepare.py`), scans for attached devices (`host_devices.py`), builds (`builds.py`) and
 messages (`farm.dispatch.cluster.delivery`).
 """
@@ -20,28 +20,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from farm import __version__
-from farm.base.atomic import write_atomically
 from farm.base.errors import AgentRefusedError, FarmError, InfraError, UsageError
+from farm.base.files import write_atomically
+from farm.base.interrupts import noticing_deaths
 from farm.base.log_setup import JsonFormatter, logged_to
 from farm.base.private import hide_environment
-from farm.base.threads import noticing_deaths
-from farm.dispatch.cluster.agent.claimer import Claimer
-from farm.dispatch.cluster.agent.device_runners import DeviceRunners
-from farm.dispatch.cluster.agent.heartbeats import HeartbeatSender
-from farm.dispatch.cluster.agent.host_devices import Attachments, HostDevices
-from farm.dispatch.cluster.agent.ledger import Ledger, SharedRecords
-from farm.dispatch.cluster.agent.shared_jobs import SharedJobs
-from farm.dispatch.cluster.files.prepare import Preparer
+from farm.dispatch.cluster.agent.host_devices import Attachments, DeviceRunners, HostDevices
+from farm.dispatch.cluster.agent.shared_jobs import Claimer, HeartbeatSender, Ledger, SharedJobs, SharedRecords
+from farm.dispatch.cluster.files import Preparer
 from farm.dispatch.cluster.nightly_starter import NightlyStarter, receivers_of
 from farm.dispatch.device_forks import device_forks
 from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.notify.delivery import find_receivers
 from farm.dispatch.notify.quarantine import Announcer
 from farm.dispatch.process_link import ForkedProcess
-from farm.dispatch.recorder import Recorder
-from farm.dispatch.result_log import open_result_log
+from farm.dispatch.recorder import Recorder, open_result_log
 from farm.store.cluster.records import AgentFacts, AgentId, HeartbeatReply, HeldShard
-from farm.store.protocol import PROTOCOL
+from farm.store.records import PROTOCOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +46,7 @@ if TYPE_CHECKING:
     from farm.base.fork_server import ForkServer
     from farm.devices.device import Device
     from farm.dispatch.cluster.agent.builds import BuildHost
-    from farm.dispatch.cluster.delivery.worker import MessageDelivery
+    from farm.dispatch.cluster.delivery import MessageDelivery
     from farm.dispatch.cluster.nightly_starter import NightlyStarter
     from farm.store.store import Store
 
@@ -138,7 +133,7 @@ class HostAgent:
         Raises AgentRefusedError if another agent has the name, or if the farm has an incompatible version.
         """
         from farm.base.processes import Supervisor
-        from farm.base.structs import prepare_decoders
+        from farm.base.toml_tables import prepare_decoders
         from farm.store.store import open_store
 
         prepare_decoders()
@@ -271,8 +266,7 @@ class HostAgent:
         self._runners.open()
 
     def _begin_delivery(self) -> None:
-        from farm.dispatch.cluster.delivery.notices import NoticeTask
-        from farm.dispatch.cluster.delivery.worker import MessageDelivery, recover
+        from farm.dispatch.cluster.delivery import MessageDelivery, NoticeTask, recover
 
         checks = self._nightly_runs.checks() if self._nightly_runs is not None else {}
         ttl_s, is_stable = self._config.leases.ttl_s, self._heartbeats.is_stable

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.base.interrupts import InterruptHandler
-    from farm.dispatch.progress import ProgressListener
+    from farm.dispatch.dispatcher import ProgressListener
     from farm.dispatch.request.request import RunOutcome, RunRequest
 
 _DEFAULT = SubmitOptions()
@@ -80,7 +80,7 @@ def refuse_options(config: Config, options: SubmitOptions) -> None:
 
 def _is_of_this_machine(config: Config, ref: str) -> bool:
     """Return whether a run had virtual devices of its own."""
-    from farm.dispatch.request.resume import read_intent
+    from farm.dispatch.request.records import read_intent
     from farm.store.store import open_store
 
     with open_store(config.store_url) as store:

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from farm.base.errors import NoDeviceError, UsageError
 from farm.base.socs import find_soc, load_socs
-from farm.devices.adb.names import SERIAL_VARIABLE, named_device
+from farm.devices.adb.protocol import SERIAL_VARIABLE, named_device
 from farm.devices.device import common_kind
 from farm.dispatch.pool.fleet import NO_HEAP, Choice, hardware_first, refusal, require_known
 from farm.dispatch.request.choose import device_kind_of
 from farm.report.model.format import duration
-from farm.store.protocol import PROTOCOL
+from farm.store.records import PROTOCOL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from farm.base.interrupts import InterruptHandler
-    from farm.dispatch.progress import ProgressListener
+    from farm.dispatch.dispatcher import ProgressListener
     from farm.store.cluster.records import Order, RunProgress
     from farm.store.store import Store
 

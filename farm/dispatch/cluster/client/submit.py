@@ -1,47 +1,169 @@
-"""Run on a shared farm, from names to exit code: the steps of a local run, with agents in place of devices.
-
-Files are uploaded first, by their hash. Then the run and all of its work appear in one transaction: a command that is
-killed before it leaves a run that never began, and a run whose command is killed afterwards goes on.
-"""
+"""Submission of a run to a shared farm, with its uploads, and following it to its outcome."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.base.errors import UsageError
+from farm.base.errors import FarmError, UsageError
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.base.socs import find_soc
 from farm.builds.bundles.cache import BundleCache
+from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.dispatch.cluster.client.devices import Wanted, pinned
 from farm.dispatch.cluster.client.follow import FollowEnd, Follower, InterruptChoice, Signals
 from farm.dispatch.cluster.client.submit_options import SubmitOptions, require_possible
-from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
+from farm.dispatch.cluster.files import failed_build, sent_build
+from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms, toolchain_id
 from farm.dispatch.request.choose import narrow
 from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.dispatch.request.selection import Budget
 from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers, report_of
 from farm.report.model.format import plural
-from farm.store.protocol import PROTOCOL
+from farm.store.cluster.records import Build, NewBuild
+from farm.store.records import PROTOCOL
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from farm.base.config.settings import Config
     from farm.builds.bundles.bundle import Manifest
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.dispatch.progress import ProgressListener
-    from farm.store.cluster.records import Build, NewBuild, NewOrder, NewShard, PlannedJob
+    from farm.dispatch.dispatcher import ProgressListener
+    from farm.store.cluster.records import NewOrder, NewShard, PlannedJob
     from farm.store.objects.objects import Objects
-    from farm.store.view import SkipReason
+    from farm.store.records import SkipReason
+    from farm.store.store import Store
     from farm.suites.suite import Job
 
+
+# Uploads of a submitted run: bundles of this machine's cache, and new ones with `--build-on here`.
+
+
 logger = logging.getLogger(__name__)
+
+# Four uploads at once hide the latency of the artifact store; more would only share its bandwidth.
+_AT_ONCE = 4
+
+
+def new_builds(
+    planned: Iterable[PlannedJob],
+    tools: Toolchain,
+    backend: str,
+    sources: Mapping[str, str],
+    anew: Collection[str] = (),
+) -> list[NewBuild]:
+    """Return the bundles to make for jobs, each once, in the order of the jobs.
+
+    `sources` are hashes of archives with the code of cases, by job id; `anew` has the keys of existing bundles to make
+    again.
+    """
+    toolchain = toolchain_id(tools.versions, backend)
+    found: dict[str, NewBuild] = {}
+    for one in planned:
+        if not one.cached and one.key not in found:
+            source = sources.get(one.job.id, "")
+            found[one.key] = NewBuild(
+                one.key, toolchain, one.job, dict(tools.versions), source, len(found), anew=one.key in anew
+            )
+    return list(found.values())
+
+
+def upload_bundles(objects: Objects, cache: BundleCache, keys: Iterable[str]) -> dict[str, tuple[Build, Manifest]]:
+    """Upload the bundles of `keys` that the cache has whole to the artifact store, and return them by key.
+
+    Bundles that are there already are not sent again. Raises ArtifactsError.
+    """
+
+    def send(key: str) -> tuple[Build, Manifest] | None:
+        bundle = cache.lookup(key)
+        if bundle is None:
+            return None
+        return sent_build(objects, bundle, BuildReply(key, ok=True, seconds=0.0)), bundle.manifest
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="upload") as pool:
+        return {sent[0].key: sent for sent in pool.map(send, dict.fromkeys(keys)) if sent is not None}
+
+
+@contextlib.contextmanager
+def build_here(
+    config: Config,
+    run_id: str,
+    builds: Sequence[NewBuild],
+    tools: Toolchain,
+    objects: Objects,
+    store: Store,
+    on_done: Callable[[BuildReply], object],
+) -> Iterator[None]:
+    """Make `builds` of a run on this machine while the body runs, and upload each as soon as it is made.
+
+    Bundles that a build host has made meanwhile are left out, and so is the rest of a cancelled run. Builds in progress
+    at the end of the body are ended and left to build hosts. `on_done(reply)` is called from other threads.
+    """
+    from farm.base.processes import Supervisor
+    from farm.builds.compile.pool import BuilderPool, BuilderSettings
+
+    folder, cache = config.run_folder(run_id), BundleCache(config.cache_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def is_wanted(key: str) -> bool:
+        """Return whether a bundle is not made yet and its run is open; True if the store does not answer."""
+        with contextlib.suppress(FarmError):
+            order = store.cluster.order(run_id)
+            if order is not None and order.state != "open":
+                return False
+            known = store.cluster.build_of([key]).get(key)
+            return known is None or known.state == "waiting"
+        return True
+
+    def send(reply: BuildReply) -> None:
+        try:
+            bundle = cache.lookup(reply.key) if reply.ok else None
+            if reply.ok and bundle is None:
+                reply = msgspec.structs.replace(reply, ok=False, reason=reply.lost_reason, infra=True)
+            if bundle is not None:
+                store.cluster.add_built(sent_build(objects, bundle, reply), bundle.manifest)
+            else:
+                store.cluster.add_built(failed_build(reply, folder / f"{reply.key}.log"))
+        except FarmError as error:
+            logger.warning("bundle %s was made and could not be sent: %s", reply.key[:12], error)
+            return
+        on_done(reply)
+
+    requests = [
+        BuildRequest(one.job, one.key, one.versions, str(folder / f"{one.key}.log"), anew=one.anew) for one in builds
+    ]
+    # Other threads than the builders' upload, and end before the supervisor does.
+    with Supervisor() as supervisor, ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="upload") as threads:
+
+        def take(reply: BuildReply) -> None:
+            threads.submit(send, reply)
+
+        pool = BuilderPool(
+            requests,
+            tools.compiler,
+            BuilderSettings.of(config, supervisor, folder),
+            width=config.builders,
+            on_done=take,
+            is_wanted=is_wanted,
+        )
+        pool.start()
+        try:
+            yield
+        finally:
+            pool.stop()
+
+
+# Run on a shared farm, from names to exit code: the steps of a local run, with agents in place of devices.
+#
+# Files are uploaded first, by their hash. Then the run and all of its work appear in one transaction: a command that
+# is killed before it leaves a run that never began, and a run whose command is killed afterwards goes on.
 
 
 class RunWork(NamedTuple):
@@ -63,7 +185,7 @@ def upload_runtimes(
 ) -> tuple[RemoteRuntime, ...]:
     """Upload the runtime of each class of devices for `jobs`, and return them. Raises MissingToolError."""
     from farm.builds.runtime.runtime import runtime_for
-    from farm.dispatch.cluster.files.exchange import upload_runtime
+    from farm.dispatch.cluster.files import upload_runtime
 
     # The options of one request have one mode.
     mode = jobs[0].target.mode
@@ -153,8 +275,8 @@ class _SharedRun(RunSteps):
         was_submitted: bool = False,
     ) -> RunOutcome:
         """Submit `jobs` as a new run, whose id `begun` receives, or with `run_id` as the rest of an unfinished run."""
-        from farm.builds.toolchains.prepare import prepare
-        from farm.dispatch.request.resume import require_same_conditions, require_same_runtimes
+        from farm.builds.toolchains.selection import prepare
+        from farm.dispatch.request.records import require_same_conditions, require_same_runtimes
         from farm.store.objects.objects import open_objects
 
         before = self._store.runs.view(run_id) if run_id else None
@@ -197,9 +319,7 @@ class _SharedRun(RunSteps):
 
     def _work(self, jobs: Sequence[Job], tools: Toolchain, objects: Objects) -> RunWork:
         """Return the work of the run, with all of its files uploaded."""
-        from farm.dispatch.cluster.client.upload import new_builds
-        from farm.dispatch.cluster.files.exchange import upload_sources
-        from farm.dispatch.cluster.toolchain_id import toolchain_id
+        from farm.dispatch.cluster.files import upload_sources
         from farm.policy.divide import divide
         from farm.store.cluster.records import NewShard
 
@@ -245,7 +365,6 @@ class _SharedRun(RunSteps):
 
     def _built(self, planned: Sequence[PlannedJob], objects: Objects) -> dict[str, tuple[Build, Manifest | None]]:
         """Return the bundles that need no compiling, by key; uploads bundles that only this machine has."""
-        from farm.dispatch.cluster.client.upload import upload_bundles
 
         keys = list(dict.fromkeys(one.key for one in planned if one.key not in self._rebuild.keys))
         known: dict[str, tuple[Build, Manifest | None]] = {
@@ -260,7 +379,7 @@ class _SharedRun(RunSteps):
 
     def _width(self, tools: Toolchain) -> int:
         """Return how many programs are compiled at once. Raises NoDeviceError if no host would compile them."""
-        from farm.dispatch.cluster.toolchain_id import require_offered
+        from farm.dispatch.cluster.terms import require_offered
 
         if self._submit_options.build_here:
             return self._config.builders
@@ -312,8 +431,6 @@ class _SharedRun(RunSteps):
         follower = Follower(self._store, run_id, self._listener, built=made_before, ask=self._submit_options.ask)
         with contextlib.ExitStack() as stack:
             if self._submit_options.build_here and work.to_build:
-                from farm.dispatch.cluster.client.upload import build_here
-
                 here = build_here(self._config, run_id, work.to_build, tools, objects, self._store, self._rebuild.ended)
                 stack.enter_context(here)
             ending = follower.follow(first, signals)

@@ -17,8 +17,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from farm.base.backends.registry import runs_on_cpu
-from farm.builds.compile.flows.calls import elements_of
 from farm.builds.compile.flows.flow import Lowering
+from farm.builds.compile.flows.reference import elements_of
 
 _MOST_BYTES = 64 * 2**20
 """Most bytes of weights of a kept export, so that a builder does not grow by a second model."""

@@ -1,1 +1,0 @@
-"""Identity of a toolchain by content, and the origin of its code."""

@@ -1,1 +1,0 @@
-"""The transport to this machine, where it is the device itself."""

@@ -1,0 +1,544 @@
+"""Sections of a report about special measurements: text generation, frame rates, heap, profiles, layers. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farm.builds.program.layers import LayerStep
+from farm.report.model import format as fmt
+from farm.report.model.chart import Chart, ChartPoint, chart
+from farm.report.model.summary import JobSummary, RunSummary, Spread, spread_of
+from farm.results.attempt import Attempt, Cause, LayerComparison, Measurement, OperatorProfile
+from farm.results.profile.event_names import is_whole_call, sums
+from farm.suites.options import FrameSetting, frame_setting
+
+if TYPE_CHECKING:
+    from farm.store.queries.history import JobPast
+    from farm.store.records import RunView
+
+
+# Figures of text generation from the measurements of an attempt: rates, times by prompt and position. Pure.
+
+
+_BRACKETS = re.compile(r"(\w+)\[([^\]]*)\]")
+_STRETCH = re.compile(r"(\d{1,9})-(\d{1,9})")
+_SECONDS = re.compile(r"\d{1,6}")
+
+
+class PromptTime(msgspec.Struct, frozen=True):
+    """Time to the first token after prompts of one length, in nanoseconds."""
+
+    tokens: int
+    spread: Spread
+
+
+class StretchTime(msgspec.Struct, frozen=True):
+    """Time of a decode step in a range of positions, in nanoseconds."""
+
+    first: int
+    last: int
+    spread: Spread
+
+
+class LogitFigures(msgspec.Struct, frozen=True):
+    """Agreement of the logits with the references over all positions, for the worst prompt and output.
+
+    Values that were not compared are None.
+    """
+
+    quantized_db: float | None
+    quantized_worst_db: float | None
+    """SQNR at the worst position, in dB."""
+    fp32_db: float | None
+    fp32_worst_db: float | None
+    prefill_db: float | None
+    """SQNR of prompts by prefill against the same prompts by decode, in dB; inf where equal."""
+    perplexity_ratio: float | None
+    """Perplexity divided by the perplexity of the quantized module."""
+    same_quantized: float | None
+    """Share of the tokens before the first difference, over all prompts."""
+    same_fp32: float | None
+    margin: float | None
+    """Least ratio of the FP32 probability of a chosen token to the probability of the likeliest token."""
+
+    @property
+    def any(self) -> bool:
+        """Return True when anything was compared."""
+        return any(value is not None for value in msgspec.structs.astuple(self))
+
+
+class GenerationFigures(msgspec.Struct, frozen=True):
+    """Figures of text generation in one attempt; figures without a measurement are None or empty."""
+
+    logits: LogitFigures
+    prefill: Spread | None
+    """Tokens of prompts per second."""
+    decode: Spread | None
+    """Tokens per second after the first token."""
+    steps: Spread | None
+    """Times of decode steps, in nanoseconds."""
+    prompts: tuple[PromptTime, ...]
+    positions: tuple[StretchTime, ...]
+    sustained: tuple[float, ...]
+    """Tokens per second in equally long parts of a sustained run."""
+    fall: float | None
+    """Share of the rate that was lost by the end."""
+    seconds: int | None
+    """Planned length of the run."""
+    temperatures: tuple[float, ...]
+    """Degrees Celsius before, during and after the run."""
+    loads: tuple[tuple[str, float], ...]
+    """Load time in nanoseconds by method."""
+    memory: float | None
+    """Greatest resident memory of the runner, in bytes."""
+    tasks: tuple[str, ...] = ()
+    """Perplexity of a given text and number of correct answers, each beside the values of the references."""
+
+    @property
+    def fall_text(self) -> str:
+        """Return the change of the rate: `rate -18.0 % after 60 s`; empty without a sustained run."""
+        if self.fall is None:
+            return ""
+        # `fall` is negative when the rate rises, so the sign is inverted.
+        return f"rate {-100 * self.fall:+.1f} %" + (f" after {self.seconds} s" if self.seconds else "")
+
+    @property
+    def temperature_text(self) -> str:
+        """Return the first and the greatest temperature: `31.0 to 38.5 C`; empty without a measurement."""
+        if not self.temperatures:
+            return ""
+        ends = dict.fromkeys(f"{one:.1f}" for one in (self.temperatures[0], max(self.temperatures)))
+        return f"{' to '.join(ends)} C"
+
+
+def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> GenerationFigures | None:
+    """Return the figures of an attempt of a run with this fingerprint; None when nothing was generated."""
+    if attempt is None:
+        return None
+    whole = {one.metric: one for one in attempt.measurements}
+    parts: dict[str, list[tuple[str, Measurement]]] = {}
+    for one in attempt.measurements:
+        if match := _BRACKETS.fullmatch(one.metric):
+            parts.setdefault(match[1], []).append((match[2], one))
+    if not ({"decode_rate", "prefill_rate"} & whole.keys() or "first_token_time" in parts):
+        return None
+    seconds = fingerprint.get("seconds", "")
+    fall, memory = (_median(whole.get(name)) for name in ("sustained_fall", "peak_memory"))
+    return GenerationFigures(
+        logits=_logits(attempt),
+        prefill=_spread(whole.get("prefill_rate")),
+        decode=_spread(whole.get("decode_rate")),
+        # A single token after each prompt takes no decode step.
+        steps=_spread(whole.get("latency")) if "decode_rate" in whole and _finite(whole.get("latency")) else None,
+        prompts=tuple(_prompt_times(parts.get("first_token_time", ()))),
+        positions=tuple(_stretch_times(parts.get("step_time", ()))),
+        sustained=_finite(whole.get("sustained_rate")),
+        fall=fall,
+        seconds=int(seconds) if _SECONDS.fullmatch(seconds) else None,
+        temperatures=_finite(whole.get("temperature")),
+        loads=tuple(
+            (name, spread.p50) for name, one in parts.get("method_load_time", ()) if (spread := spread_of(one))
+        ),
+        memory=memory,
+        tasks=_task_texts(attempt),
+    )
+
+
+_REFERENCES = {"_quantized": "the quantized module", "_fp32": "FP32"}
+
+
+def _task_texts(attempt: Attempt) -> tuple[str, ...]:
+    single = (one for one in attempt.measurements if len(one.samples) == 1)
+    values = {one.metric: one.samples[0] for one in single if math.isfinite(one.samples[0])}
+
+    def with_references(name: str, place: str, show: Callable[[float], str]) -> str:
+        others = [
+            f"{module} {show(values[key])}"
+            for suffix, module in _REFERENCES.items()
+            if (key := f"{name}{suffix}[{place}]") in values
+        ]
+        return show(values[f"{name}[{place}]"]) + (f" ({', '.join(others)})" if others else "")
+
+    texts = []
+    # Perplexity of generated text is shown among the logit figures; `greedy_share` marks a given text.
+    if "greedy_share[0]" in values and "perplexity[0]" in values:
+        texts.append(f"perplexity {with_references('perplexity', '0', lambda value: f'{value:.6g}')}")
+    if count := round(values.get("questions", 0)):
+        for metric in ("acc", "acc_norm"):
+            if f"accuracy[{metric}]" in values:
+                right = with_references("accuracy", metric, lambda share: str(round(share * count)))
+                texts.append(f"{metric} {right} of {count} right")
+    return tuple(texts)
+
+
+# Metric of each figure of logits, and the function that picks from its samples of all prompts and outputs.
+_LOGITS: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
+    "quantized_db": ("sqnr_quantized", min),
+    "quantized_worst_db": ("worst_position_quantized", min),
+    "fp32_db": ("sqnr_fp32", min),
+    "fp32_worst_db": ("worst_position_fp32", min),
+    "prefill_db": ("prefill_quantized", min),
+    "perplexity_ratio": ("perplexity_ratio_quantized", max),
+    "same_quantized": ("same_tokens_quantized", statistics.fmean),
+    "same_fp32": ("same_tokens_fp32", statistics.fmean),
+    "margin": ("margin_fp32", min),
+}
+
+
+def _logits(attempt: Attempt) -> LogitFigures:
+    samples: dict[str, list[float]] = {}
+    for one in attempt.measurements:
+        known = [sample for sample in one.samples if not math.isnan(sample)]
+        samples.setdefault(one.metric.partition("[")[0], []).extend(known)
+    return LogitFigures(**{
+        field: pick(samples[metric]) if samples.get(metric) else None for field, (metric, pick) in _LOGITS.items()
+    })  # fmt: skip
+
+
+def generating(summary: RunSummary) -> tuple[tuple[JobSummary, GenerationFigures], ...]:
+    """Return the jobs of a run whose final attempt generated text, and the figures."""
+    facts = summary.view.fingerprint
+    return tuple((job, found) for job in summary.jobs if (found := generation_of(job.attempt, facts)) is not None)
+
+
+def generation_charts(figures: GenerationFigures) -> tuple[Chart, ...]:
+    """Return the curves with two points or more: by prompt, by position, over time."""
+    prompts = [ChartPoint(one.tokens, one.spread.p50, fmt.plural(one.tokens, "token")) for one in figures.prompts]
+    positions = [
+        ChartPoint((one.first + one.last) / 2, one.spread.p50, f"positions {one.first} to {one.last}")
+        for one in figures.positions
+    ]
+    lengths = [one.tokens for one in figures.prompts]
+    places = [place for one in figures.positions for place in (one.first, one.last)]
+    # A rate covers a part of the time, a temperature a moment.
+    rates, temperatures = (
+        [ChartPoint(place, value, f"{place + 1} of {len(values)}") for place, value in enumerate(values)]
+        for values in (figures.sustained, figures.temperatures)
+    )
+    time = ("0 s", f"{figures.seconds} s") if figures.seconds else ("start", "end")
+    curves = (
+        chart("time to first token, by tokens of the prompt", prompts, "ns", _ends(lengths)),
+        chart("decode step, by position", positions, "ns", _ends(places)),
+        chart("decode rate, over time", rates, "tokens/s", time),
+        chart("temperature, over time", temperatures, "C", time, from_zero=False),
+    )
+    return tuple(one for one in curves if one is not None)
+
+
+def _ends(places: Sequence[int]) -> tuple[str, str]:
+    return (str(min(places)), str(max(places))) if places else ("", "")
+
+
+def _prompt_times(parts: Iterable[tuple[str, Measurement]]) -> Iterable[PromptTime]:
+    known = [(int(length), spread_of(one)) for length, one in parts if length.isascii() and length.isdecimal()]
+    return (PromptTime(length, spread) for length, spread in sorted(known, key=lambda one: one[0]) if spread)
+
+
+def _stretch_times(parts: Iterable[tuple[str, Measurement]]) -> Iterable[StretchTime]:
+    found = ((_STRETCH.fullmatch(name), spread_of(one)) for name, one in parts)
+    known = [StretchTime(int(match[1]), int(match[2]), spread) for match, spread in found if match and spread]
+    return sorted(known, key=lambda one: one.first)
+
+
+def _spread(measured: Measurement | None) -> Spread | None:
+    return None if measured is None else spread_of(measured)
+
+
+def _median(measured: Measurement | None) -> float | None:
+    samples = _finite(measured)
+    return statistics.median(samples) if samples else None
+
+
+def _finite(measured: Measurement | None) -> tuple[float, ...]:
+    return tuple(sample for sample in measured.samples if math.isfinite(sample)) if measured else ()
+
+
+# Feasible and infeasible settings of a run's jobs: frame rate by clock, for each core selection. Pure.
+
+
+class FrameColumn(msgspec.Struct, frozen=True):
+    """Clock of a core selection."""
+
+    cores: int
+    ftrt_ratio: int
+
+
+class FrameRow(msgspec.Struct, frozen=True):
+    """Frame rate; `jobs` are in the order of the columns, None for a setting that is not part of the run."""
+
+    fps: int
+    jobs: tuple[JobSummary | None, ...]
+
+
+class FrameGrid(msgspec.Struct, frozen=True):
+    """Settings of one program: a case on a target, without the swept options."""
+
+    name: str
+    """`suite/case[SoC-backend-precision-option=value]`."""
+    columns: tuple[FrameColumn, ...]
+    rows: tuple[FrameRow, ...]
+
+    @property
+    def cores(self) -> tuple[tuple[int, int], ...]:
+        """Return core selections and the number of columns of each, in the order of the columns."""
+        return tuple(Counter(column.cores for column in self.columns).items())
+
+    @property
+    def infeasible(self) -> tuple[JobSummary, ...]:
+        """Return the jobs that QNN refused for their setting."""
+        return tuple(job for job in self._jobs if is_infeasible(job))
+
+    @property
+    def text(self) -> str:
+        """Return the counts: `7 feasible, 2 infeasible`, and the number of jobs without an answer."""
+        # A feasible setting was executed, with correct outputs or not.
+        good, bad = sum(job.numbers.latency_ms is not None for job in self._jobs), len(self.infeasible)
+        open_ = len(self._jobs) - good - bad
+        return f"{good} feasible, {bad} infeasible" + (f", {open_} not known" if open_ else "")
+
+    @property
+    def _jobs(self) -> list[JobSummary]:
+        return [job for row in self.rows for job in row.jobs if job is not None]
+
+
+def is_infeasible(job: JobSummary) -> bool:
+    """Return True for a job that QNN refused for its setting alone."""
+    return job.attempt is not None and job.attempt.cause is Cause.INFEASIBLE
+
+
+def frame_grids(summary: RunSummary) -> tuple[FrameGrid, ...]:
+    """Return a grid for each program with several settings in a run, or with a setting that QNN refused."""
+    programs: dict[tuple[str, ...], list[tuple[FrameSetting, JobSummary]]] = {}
+    for job in summary.jobs:
+        view = job.job
+        setting = frame_setting(view.backend, view.options)
+        if setting is not None:
+            target = "-".join([view.soc, view.backend, view.precision, *(f"{k}={v}" for k, v in setting.others)])
+            programs.setdefault((view.suite, view.case, target), []).append((setting, job))
+    return tuple(
+        _grid(f"{suite}/{case}[{target}]", jobs)
+        for (suite, case, target), jobs in programs.items()
+        if len(jobs) > 1 or is_infeasible(jobs[0][1])
+    )
+
+
+def _grid(name: str, jobs: list[tuple[FrameSetting, JobSummary]]) -> FrameGrid:
+    placed = {(one.fps, one.cores, one.ftrt_ratio): job for one, job in jobs}
+    columns = tuple(FrameColumn(*place) for place in sorted({(one.cores, one.ftrt_ratio) for one, _ in jobs}))
+    rows = tuple(
+        FrameRow(fps, tuple(placed.get((fps, column.cores, column.ftrt_ratio)) for column in columns))
+        for fps in sorted({one.fps for one, _ in jobs})
+    )
+    return FrameGrid(name, columns, rows)
+
+
+# DSP heap of a run's jobs beside earlier runs: by case, contexts, SDK and device. Pure.
+
+
+_BEFORE, _AFTER, _KEPT = "dsp_heap_before", "dsp_heap_after", "dsp_heap_difference"
+
+
+class HeapRow(msgspec.Struct, frozen=True):
+    """Heap of one job on one device with one SDK over its runs: a baseline and its repeatability."""
+
+    job_id: str
+    contexts: int | None
+    sdk: str
+    device: str
+    runs: int
+    before: float
+    """Median over the runs, in bytes, as in the next fields."""
+    after: float
+    kept: float
+    least_kept: float
+    """Least over all runs, and over all processes of this run."""
+    most_kept: float
+    now: tuple[float, ...] = ()
+    """Bytes kept in this run, a sample per process; empty for a device or an SDK of earlier runs alone."""
+
+
+def heap_rows(view: RunView, pasts: Iterable[JobPast]) -> tuple[HeapRow, ...]:
+    """Return a row for each job, device and SDK of `pasts`, in the order of jobs; the row of this run is the first."""
+    now = {
+        job.id: attempt.measurements for job in view.jobs for attempt in job.attempts if attempt.measurements
+    }  # fmt: skip
+    rows = []
+    for past in pasts:
+        values = {one.series.metric: one.values for one in past.series}
+        if _KEPT not in values:
+            continue
+        groups: dict[tuple[str, str], list[int]] = {}
+        for place, point in enumerate(past.runs):
+            # Runs that measured times have no heap, and an older version of the case is another test.
+            if math.isfinite(values[_KEPT][place]) and point.case_version == past.runs[-1].case_version:
+                groups.setdefault((point.device, point.facts.get("qnn", "")), []).append(place)
+        samples = next((one.samples for one in now.get(past.job_id, ()) if one.metric == _KEPT), ())
+        for (device, sdk), places in groups.items():
+            is_now = past.runs[places[-1]].run_id == view.id
+            rows.append(_row(past.job_id, device, sdk, values, places, samples if is_now else ()))
+    return tuple(sorted(rows, key=lambda row: (row.job_id, not row.now, row.device, row.sdk)))
+
+
+def _row(
+    job_id: str,
+    device: str,
+    sdk: str,
+    values: Mapping[str, tuple[float, ...]],
+    places: list[int],
+    now: tuple[float, ...],
+) -> HeapRow:
+    before, after, kept = ([values[name][place] for place in places] for name in (_BEFORE, _AFTER, _KEPT))
+    spread = [*kept, *now]
+    contexts = values.get("partitions", ())
+    known = contexts[places[-1]] if contexts else math.nan
+    return HeapRow(
+        job_id, int(known) if math.isfinite(known) else None, sdk, device, len(places),
+        statistics.median(before), statistics.median(after), statistics.median(kept), min(spread), max(spread), now,
+    )  # fmt: skip
+
+
+# Tables of a profile and of layers: time by node and module, and the first diverging layer. Pure.
+
+
+SHOWN_JOBS = 200
+"""Jobs of one kind whose profile or layers a page shows; `farm jobs profile` shows the others."""
+ROW_BUDGET = 6_000
+"""Rows of all profiles in a page."""
+ROW_LIMITS = (5, 25)
+"""Least and most rows of one table of a profile."""
+MODULE_ROWS = 12
+"""Rows up to which a table of modules in a page goes deeper."""
+LAYER_LIMIT = 2_000
+"""Most layers of one job that a page shows."""
+
+MODEL = "the model itself"
+"""Name of nodes outside of any submodule, such as code of the model's `forward`."""
+
+_UNITS = ("cycles", "us", "ns")
+
+
+class OperatorTable(msgspec.Struct, frozen=True):
+    """Nodes of a profile in one unit, the greatest shares first."""
+
+    unit: str
+    total: float
+    count: int
+    rows: tuple[OperatorProfile, ...]
+    left_out: int
+    left_out_total: float
+
+    @property
+    def left_out_share(self) -> float:
+        """Return the share of the hidden rows in the total, 0 to 1."""
+        return self.left_out_total / self.total if self.total else 0.0
+
+
+class OriginSum(msgspec.Struct, frozen=True):
+    """Total of all nodes of one module, or of one line of code, in one unit."""
+
+    name: str
+    """`layers.3.conv` or `models/text.py:42`; MODEL for nodes outside of any module, "" when it is not known."""
+    unit: str
+    nodes: int
+    p50: float
+    """Sum of the medians."""
+    share: float
+
+
+class LayerRow(msgspec.Struct, frozen=True):
+    """Layer at every step that was compared; None for a step at which it was not."""
+
+    layer: str
+    operator: str
+    steps: tuple[LayerComparison | None, ...]
+
+
+class LayerTable(msgspec.Struct, frozen=True):
+    """Layers of one job in the order of execution."""
+
+    steps: tuple[LayerStep, ...]
+    rows: tuple[LayerRow, ...]
+    first: LayerComparison | None
+    """First diverging layer and its step; None when no layer diverges."""
+    left_out: int
+
+
+def row_limit(jobs: int) -> int:
+    """Return the number of rows of a table when `jobs` have profiles."""
+    least, most = ROW_LIMITS
+    return max(least, min(most, ROW_BUDGET // max(1, min(jobs, SHOWN_JOBS))))
+
+
+def operator_tables(operators: Sequence[OperatorProfile], limit: int) -> tuple[OperatorTable, ...]:
+    """Return a table for each unit of a profile, units of accelerators first; at most `limit` rows each."""
+    tables = []
+    for unit, total in by_unit(sums(operators)):
+        rows = sorted((r for r in operators if r.unit == unit and not is_whole_call(r)), key=lambda r: -r.p50)
+        rest = rows[limit:]
+        left = sum(row.p50 for row in rest)
+        tables.append(OperatorTable(unit, total, len(rows), tuple(rows[:limit]), len(rest), left))
+    return tuple(tables)
+
+
+def origin_sums(
+    operators: Iterable[OperatorProfile], *, by_line: bool = False, depth: int = 0
+) -> tuple[OriginSum, ...]:
+    """Return the total of each module, or with `by_line` of each line of code, the greatest first, by unit.
+
+    `depth` is the number of names to which modules are shortened, which sums their submodules; 0 keeps the full names.
+    A unit without a known origin has no sums.
+    """
+    sums_of: dict[tuple[str, str], list[float]] = {}
+    for row in operators:
+        if not is_whole_call(row):
+            parts = row.module.split(".")
+            module = ".".join(parts[:depth] if depth else parts) or (MODEL if row.source else "")
+            one = sums_of.setdefault((row.unit, row.source if by_line else module), [0, 0.0, 0.0])
+            sums_of[row.unit, row.source if by_line else module] = [one[0] + 1, one[1] + row.p50, one[2] + row.share]
+    known = {unit for unit, name in sums_of if name}
+    found = [
+        OriginSum(name, unit, int(nodes), p50, share)
+        for (unit, name), (nodes, p50, share) in sums_of.items()
+        if unit in known
+    ]
+    order = {unit: number for number, (unit, _) in enumerate(by_unit(dict.fromkeys(known, 0.0)))}
+    return tuple(sorted(found, key=lambda one: (order[one.unit], -one.p50, one.name)))
+
+
+def module_sums(operators: Iterable[OperatorProfile]) -> tuple[OriginSum, ...]:
+    """Return totals of modules at the greatest depth with a short table; a table that is long at depth 1 is cut."""
+    rows = tuple(operators)
+    found: tuple[OriginSum, ...] = ()
+    for depth in range(1, 1 + max((row.module.count(".") + 1 for row in rows), default=0)):
+        deeper = origin_sums(rows, depth=depth)
+        if found and len(deeper) > MODULE_ROWS:
+            break
+        found = deeper
+    return found[: ROW_LIMITS[1]]
+
+
+def by_unit(totals: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return totals by unit, units of accelerators first."""
+    order = {unit: number for number, unit in enumerate(_UNITS)}
+    return sorted(totals.items(), key=lambda one: (order.get(one[0], len(order)), one[0]))
+
+
+def layer_table(layers: Sequence[LayerComparison]) -> LayerTable:
+    """Return the layers of one job, a row each."""
+    steps = tuple(step for step in LayerStep if any(layer.step is step for layer in layers))
+    by_layer: dict[str, dict[LayerStep, LayerComparison]] = {}
+    for layer in layers:
+        by_layer.setdefault(layer.layer, {})[layer.step] = layer
+    rows = [
+        LayerRow(name, next(iter(found.values())).operator, tuple(found.get(step) for step in steps))
+        for name, found in by_layer.items()
+    ]
+    diverging = (one for row in rows for one in row.steps if one is not None and one.diverges)
+    return LayerTable(steps, tuple(rows[:LAYER_LIMIT]), next(diverging, None), len(rows[LAYER_LIMIT:]))
