@@ -24,7 +24,6 @@ from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.dispatch.request.choose import check_machine, check_ready, collect, jobs_of
 from farm.report.model.format import plural
 from farm.results.attempt import Verdict
-from farm.results.judge import build_failure, build_problem
 from farm.store.records import BuildRecord
 
 if TYPE_CHECKING:
@@ -382,6 +381,8 @@ class _Compiling:
             logger.warning("%s did not compile: %s", job.id, reply.reason)
 
     def _outcome(self, job: Job) -> CompiledJob:
+        from farm.results.judge import build_failure, build_problem  # imports NumPy
+
         key, cached = self._found[job.id]
         reply = self._replies.get(key)
         if reply is None and not cached:
@@ -399,6 +400,8 @@ class _Compiling:
         return msgspec.structs.replace(made, outcome=outcome, reason=self._differing.get(key, ""))
 
     def _failure(self, job: Job, reply: BuildReply) -> CompiledJob:
+        from farm.results.judge import build_failure
+
         attempt = build_failure(job, reply.lost_reason, infra=reply.infra or reply.ok)
         outcome = CompileOutcome.INFRA if attempt.verdict is Verdict.INFRA else CompileOutcome.FAILED
         return CompiledJob(
