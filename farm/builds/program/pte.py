@@ -31,16 +31,8 @@ if TYPE_CHECKING:
 Order = tuple[int, ...]
 
 
-class LayoutError(ValueError):
-    """Order of dimensions in a file that is no permutation."""
-
-
-class DeclaredTensor(NamedTuple):
-    """Tensor of a method as its file declares it."""
-
-    shape: tuple[int, ...]
-    order: Order
-    """Dimensions from the outermost to the innermost in memory; () for C order."""
+class BrokenError(ValueError):
+    """Problem of a file, without its name."""
 
 
 class Call(NamedTuple):
@@ -52,28 +44,21 @@ class Call(NamedTuple):
     values: tuple[int, ...]
 
 
-class Layout(NamedTuple):
-    """Memory orders of a method's tensors, and the contradiction between two of its calls."""
-
-    orders: dict[int, Order]
-    """Order by index of the value; C order for a value without an entry."""
-    problem: str
-
-
 def memory_order(shape: Sequence[int], dim_order: Sequence[int]) -> Order:
-    """Return `dim_order` if it differs from C order in memory, else (). Raises LayoutError for no permutation."""
+    """Return `dim_order` if it differs from C order in memory, else (). Raises BrokenError for no permutation."""
     if not dim_order:
         return ()
     order = tuple(dim_order)
     if sorted(order) != list(range(len(shape))):
-        raise LayoutError(f"has a tensor of {len(shape)} dimensions in the order {list(order[:17])}")
+        raise BrokenError(f"has a tensor of {len(shape)} dimensions in the order {list(order[:17])}")
     moving = [dimension for dimension in order if shape[dimension] != 1]
     return () if moving == sorted(moving) else order
 
 
-def find_layout(tensors: Mapping[int, DeclaredTensor], calls: Iterable[Call]) -> Layout:
-    """Return the order that each of `tensors` has in memory while `calls` run.
+def find_layout(tensors: Mapping[int, Value], calls: Iterable[Call]) -> tuple[dict[int, Order], str]:
+    """Return the order of `tensors` in memory while `calls` run, and the contradiction between two of these.
 
+    C order is left out of the orders, which are by the index of the tensor.
     A call whose tensors all have one shape and one order works in any order, as element-wise operators do: the C order
     of QNN passes through it. Every other call needs the declared order.
     """
@@ -89,7 +74,7 @@ def find_layout(tensors: Mapping[int, DeclaredTensor], calls: Iterable[Call]) ->
             in_c_order.update(dict.fromkeys(odd, call.name))
             continue
         plain = [index for index in used if not tensors[index].order and _has_order(tensors[index].shape)]
-        if plain or len({tensors[index] for index in odd}) > 1:
+        if plain or len({(tensors[index].shape, tensors[index].order) for index in odd}) > 1:
             as_declared.update(dict.fromkeys(odd, call.name))
         else:
             groups.join(odd)
@@ -97,12 +82,11 @@ def find_layout(tensors: Mapping[int, DeclaredTensor], calls: Iterable[Call]) ->
     orders = {index: tensors[index].order for index in groups if groups.of(index) not in c_groups}
     for index, name in as_declared.items():
         if (other := c_groups.get(groups.of(index))) is not None:
-            return Layout(
-                orders,
+            return orders, (
                 f"{other} has a tensor in C order that {name} takes in the order {list(tensors[index].order)}: "
-                "keep the module and its inputs in C order, without memory_format=torch.channels_last",
+                "keep the module and its inputs in C order, without memory_format=torch.channels_last"
             )
-    return Layout(orders, "")
+    return orders, ""
 
 
 def _has_order(shape: Sequence[int]) -> bool:
@@ -318,14 +302,6 @@ class Program(msgspec.Struct, frozen=True):
         return found[0] if found else None
 
 
-_Called = tuple[str, tuple[int, ...]]
-"""Call of an operator or a delegate: its name, and the indices of its values."""
-
-
-class _BrokenError(ValueError):
-    """Problem of a file, without its name."""
-
-
 def read_pte(path: Path) -> Program:
     """Return the description of the program in `path`.
 
@@ -341,7 +317,7 @@ def read_pte(path: Path) -> Program:
         return Program(path, _methods(Flatbuffer(data), header, size))
     except OSError as error:
         raise ConfigError(path, "", error.strerror or str(error)) from None
-    except (_BrokenError, FlatbufferError, LayoutError) as error:
+    except (BrokenError, FlatbufferError) as error:
         raise ConfigError(path, "", str(error)) from None
 
 
@@ -380,18 +356,18 @@ def _header(head: bytes, size: int) -> _Header:
     identifier = head[4:8]
     if identifier != _IDENTIFIER:
         if identifier[:2] == _IDENTIFIER[:2] and identifier[2:].isdigit():
-            raise _BrokenError(
+            raise BrokenError(
                 f"is a program of format {identifier.decode()}, expected {_IDENTIFIER.decode()}: "
                 "compile it with the executorch that farm uses"
             )
-        raise _BrokenError("is not an ExecuTorch program, a .pte file")
+        raise BrokenError("is not an ExecuTorch program, a .pte file")
     header = _Header(size, 0)
     if head[_HEADER_AT : _HEADER_AT + 4] == _HEADER_MAGIC and len(head) == _HEADER_AT + _HEADER_BYTES:
         header = _Header(int.from_bytes(head[16:24], "little"), int.from_bytes(head[24:32], "little"))
     if max(header) > size:
-        raise _BrokenError(f"is cut short: has {size} bytes of at least {max(header)}: copy it again")
+        raise BrokenError(f"is cut short: has {size} bytes of at least {max(header)}: copy it again")
     if header.description > DESCRIPTION_LIMIT:
-        raise _BrokenError(
+        raise BrokenError(
             f"has a description of {header.description} bytes, more than {DESCRIPTION_LIMIT}; "
             "compile it with its delegates in segments"
         )
@@ -402,7 +378,7 @@ def _methods(file: Flatbuffer, header: _Header, size: int) -> tuple[Method, ...]
     root = file.root(0)
     version = int(file.numbers(root, _PROGRAM_VERSION)[0])
     if version > _SCHEMA_VERSION:
-        raise _BrokenError(
+        raise BrokenError(
             f"has version {version} of the format, expected {_SCHEMA_VERSION}: "
             "a newer executorch made it; compile it with farm's ExecuTorch"
         )
@@ -410,7 +386,7 @@ def _methods(file: Flatbuffer, header: _Header, size: int) -> tuple[Method, ...]
     offsets, sizes = (file.numbers(segments, slot).tolist() for slot in (_SEGMENT_OFFSET, _SEGMENT_SIZE))
     end = max((header.segments + offset + length for offset, length in zip(offsets, sizes, strict=True)), default=0)
     if end > size:
-        raise _BrokenError(f"is cut short: has {size} bytes of {end}: copy it again")
+        raise BrokenError(f"is cut short: has {size} bytes of {end}: copy it again")
     _, plans = file.vectors(root, _PROGRAM_PLANS)
     return tuple(_method(file, plans[n : n + 1], n) for n in range(len(plans)))
 
@@ -419,16 +395,11 @@ def _method(file: Flatbuffer, plan: Positions, index: int) -> Method:
     values = _values(file, file.vectors(plan, _PLAN_VALUES)[1])
     delegates = _delegates(file, plan)
     kernels, delegated = _calls(file, plan, _operators(file, plan), [delegate.id for delegate in delegates])
-    layout = find_layout(
-        {number: DeclaredTensor(one.shape, one.order) for number, one in enumerate(values) if one.is_tensor},
-        [
-            *(Call(name, in_c_order=False, values=used) for name, used in kernels),
-            *(Call(name, in_c_order=name == QNN, values=used) for name, used in delegated),
-        ],
-    )
+    tensors = {number: one for number, one in enumerate(values) if one.is_tensor}
+    orders, layout_problem = find_layout(tensors, [*kernels, *delegated])
     taken, given = (_checked(file.lists(plan, slot)[0], len(values)).tolist() for slot in (_PLAN_INPUTS, _PLAN_OUTPUTS))
     inputs, outputs = (
-        tuple(msgspec.structs.replace(values[number], order=layout.orders.get(number, ())) for number in numbers)
+        tuple(msgspec.structs.replace(values[number], order=orders.get(number, ())) for number in numbers)
         for numbers in (taken, given)
     )
     written = _written(kernels)
@@ -438,9 +409,9 @@ def _method(file: Flatbuffer, plan: Positions, index: int) -> Method:
         inputs=inputs,
         outputs=outputs,
         delegates=delegates,
-        cpu_operators=dict(Counter(name for name, _ in kernels)),
+        cpu_operators=dict(Counter(call.name for call in kernels)),
         index=index,
-        layout_problem=layout.problem,
+        layout_problem=layout_problem,
         written_inputs=written_inputs,
         written_outputs=tuple(
             given.index(taken[position]) if taken[position] in given else -1 for position in written_inputs
@@ -449,18 +420,18 @@ def _method(file: Flatbuffer, plan: Positions, index: int) -> Method:
     )
 
 
-def _written(calls: Sequence[_Called]) -> set[int]:
+def _written(calls: Sequence[Call]) -> set[int]:
     """Return the values that kernels write to in place, `aten::copy_`, and that no kernel before has computed.
 
     Kernels of other names write to their last value.
     """
     computed, written = set[int](), set[int]()
-    for operator, used in calls:
-        name = operator.partition(".")[0]
-        if used and name.endswith("_") and not name.endswith("__"):
-            written |= {used[0]} - computed
+    for call in calls:
+        name = call.name.partition(".")[0]
+        if call.values and name.endswith("_") and not name.endswith("__"):
+            written |= {call.values[0]} - computed
         else:
-            computed.update(used[-1:])
+            computed.update(call.values[-1:])
     return written
 
 
@@ -499,7 +470,7 @@ def _tensors(file: Flatbuffer, tensors: Positions) -> list[Value]:
 
 def _shape(sizes: Sequence[int]) -> tuple[int, ...]:
     if len(sizes) > _MOST_DIMENSIONS or min(sizes, default=0) < 0:
-        raise _BrokenError(f"has a tensor of the shape {list(sizes[: _MOST_DIMENSIONS + 1])}")
+        raise BrokenError(f"has a tensor of the shape {list(sizes[: _MOST_DIMENSIONS + 1])}")
     return tuple(sizes)
 
 
@@ -509,9 +480,7 @@ def _operators(file: Flatbuffer, plan: Positions) -> list[str]:
     return [f"{name}.{overload}" if overload else name for name, overload in named]
 
 
-def _calls(
-    file: Flatbuffer, plan: Positions, operators: Sequence[str], delegates: Sequence[str]
-) -> list[list[_Called]]:
+def _calls(file: Flatbuffer, plan: Positions, operators: Sequence[str], delegates: Sequence[str]) -> list[list[Call]]:
     """Return the calls of operators and the calls of delegates."""
     _, instructions = file.vectors(file.vectors(plan, _PLAN_CHAINS)[1], _CHAIN_INSTRUCTIONS)
     arguments = file.tables(instructions, _UNION)
@@ -521,7 +490,9 @@ def _calls(
         calls = arguments.positions[kinds == kind]
         targets = _checked(file.numbers(calls, _CALL_TARGET), len(names)).tolist()
         values = [tuple(used.tolist()) for used in file.lists(calls, _CALL_VALUES)]
-        found.append([(names[target], used) for target, used in zip(targets, values, strict=True)])
+        in_c_order = kind == _DELEGATE_CALL
+        called = [(names[target], used) for target, used in zip(targets, values, strict=True)]
+        found.append([Call(name, in_c_order and name == QNN, used) for name, used in called])
     return found
 
 
@@ -568,5 +539,5 @@ def _first(file: Flatbuffer, tables: Positions, slot: Slot) -> int:
 def _checked(indices: Any, count: int) -> Positions:
     positions: Positions = indices.astype(np.int64)
     if len(positions) and (positions.min() < 0 or positions.max() >= count):
-        raise _BrokenError(f"is malformed: names part {positions.max()} of {count}")
+        raise BrokenError(f"is malformed: names part {positions.max()} of {count}")
     return positions
