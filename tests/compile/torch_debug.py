@@ -22,7 +22,7 @@ from executorch.devtools import Inspector, parse_etrecord
 from farm.base.config.settings import load_config
 from farm.builds.bundles.bundle import load_bundle
 from farm.builds.compile.debug.compare import _gap, compare_layers, missing_layers
-from farm.builds.compile.debug.compiler import DebugProgram, compile_debug, run_float
+from farm.builds.compile.debug.compiler import DebugProgram, compile_debug, compute_layers
 from farm.builds.compile.debug.debugger import Debugger
 from farm.builds.compile.debug.metrics import MetricClass, bind_all
 from farm.builds.compile.debug.protocol import CompareRequest, CompileRequest, DebugReply, Written, parse_metric
@@ -418,7 +418,7 @@ class WrittenTwice(torch.nn.Module):
 
 def test_a_layer_keeps_its_value_when_a_later_operator_writes_to_it() -> None:
     given = torch.tensor([-1.0, 2.0])
-    computed = run_float(torch.export.export(WrittenTwice(), (given,), strict=True).module(), (given,), {})
+    computed = compute_layers(torch.export.export(WrittenTwice(), (given,), strict=True).module(), (given,), {})
     assert computed.layers["relu"].tolist() == [0.0, 2.0]
     assert [one.tolist() for one in computed.outputs] == [[2.0, 6.0]]
     assert given.tolist() == [-1.0, 2.0]

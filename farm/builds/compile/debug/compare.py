@@ -23,7 +23,7 @@ from executorch.exir.sym_util import eval_shape
 from torch.export import ExportedProgram
 
 from farm.builds.compile.debug.compiler import REFERENCE_GRAPH, DebugProgram, LayerNode
-from farm.builds.compile.debug.metrics import BoundMetric, scores_of
+from farm.builds.compile.debug.metrics import BoundMetric, scores_of, sqnr_db
 from farm.builds.compile.debug.protocol import Written
 from farm.builds.program.layers import Gap, Layer, LayerStep
 
@@ -211,17 +211,6 @@ def _gap(
     scale = layer.tensor.scale if of_steps else None
     steps = float((a - b).abs().max()) / scale if scale else None
     return Gap(float(torch.mean((a - b) ** 2)), sqnr_db(a, b), cosine(a, b), steps, scores=scores)
-
-
-def sqnr_db(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Return the SQNR of two different float64 tensors in dB; -inf for a `before` of zeros.
-
-    ExecuTorch's comparators square in float32, where 1e20 overflows: an SQNR of inf, and a cosine of 0.
-    """
-    signal, noise = float((before**2).sum()), float(((before - after) ** 2).sum())
-    if not signal:
-        return -math.inf
-    return 10.0 * (math.log10(signal) - math.log10(noise)) if noise else math.inf
 
 
 def cosine(before: torch.Tensor, after: torch.Tensor) -> float | None:

@@ -40,7 +40,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 from farm.base.backends.descriptor import QUANTIZED_PRECISIONS
 from farm.base.errors import UsageError
 from farm.builds.bundles.key import bundle_key
-from farm.builds.compile.debug.metrics import BoundMetric, MetricClass, bind_all
+from farm.builds.compile.debug.metrics import BoundMetric, MetricClass, bind_all, sqnr_db
 from farm.builds.compile.debug.protocol import BUNDLE, ETRECORD, UserMetric
 from farm.builds.compile.flows.compiler import CompiledProgram, in_orders_of, run_module, write_bundle, write_program
 from farm.builds.compile.flows.edge_nodes import origin_of, read_delegation, source_places
@@ -68,8 +68,7 @@ from farm.suites.suite import FORWARD, Job, Target
 #
 # * FP32: the weights that the quantizer saw replace the quantized weights;
 # * quantized: the output of a node is quantized and dequantized by the node's parameters, and once more for a reader
-#   with
-#   other parameters (QCOM_REQUANTIZE). QNN gets the same.
+#   with other parameters (QCOM_REQUANTIZE). QNN gets the same.
 
 
 # `aten.conv2d.default`, as torch prints an operator.
@@ -148,9 +147,13 @@ def _exported_operators(node: torch.fx.Node) -> tuple[str, ...]:
 
 def _only_quantizes(node: torch.fx.Node) -> bool:
     """Return whether a node only quantizes or dequantizes an activation, as the CPU does for LPAI."""
+    return node.target in q_ops or (node.target in dq_ops and not _constant_of(node))
+
+
+def _constant_of(node: torch.fx.Node) -> str:
+    """Return the name of the constant that a node takes first; "" for a node without one."""
     source = node.args[0] if node.args else None
-    is_weight = isinstance(source, torch.fx.Node) and source.op == "get_attr"
-    return node.target in q_ops or (node.target in dq_ops and not is_weight)
+    return str(source.target) if isinstance(source, torch.fx.Node) and source.op == "get_attr" else ""
 
 
 def _picks(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
@@ -185,28 +188,24 @@ def _quantized_type(attributes: Mapping[str, Any]) -> str:
     return f"{'int' if least < 0 else 'uint'}{(most - least).bit_length()}"
 
 
-def run_float(
-    module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor]
+def compute_layers(
+    module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor] | None = None
 ) -> Computed:
-    """Return the layers in FP32; `weights` are the FP32 values of quantized parameters, by their names."""
-    return _Layers(module, quantize=False, weights=weights).compute(inputs)
+    """Return the layers in FP32, with the FP32 values `weights` of quantized parameters, by their names.
 
-
-def run_quantized(module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Computed:
-    """Return the layers with all values quantized by the parameters of their nodes."""
-    return _Layers(module, quantize=True, weights={}).compute(inputs)
+    Without `weights` all values are quantized by the parameters of their nodes.
+    """
+    layers = _Layers(module, weights)
+    with state_kept(module):
+        outputs = pytree.tree_leaves(layers.run(*copies(inputs)))
+        return Computed(layers.values, copies(outputs))
 
 
 class _Layers(torch.fx.Interpreter):  # type: ignore[misc]
-    def __init__(self, module: torch.fx.GraphModule, *, quantize: bool, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, module: torch.fx.GraphModule, weights: Mapping[str, torch.Tensor] | None) -> None:
         super().__init__(module)
-        self._quantize, self._weights = quantize, weights
-        self._layers: dict[str, torch.Tensor] = {}
-
-    def compute(self, inputs: Sequence[torch.Tensor]) -> Computed:
-        with state_kept(self.module):
-            outputs = pytree.tree_leaves(self.run(*copies(inputs)))
-            return Computed(self._layers, copies(outputs))
+        self._quantize, self._weights = weights is None, weights or {}
+        self.values: dict[str, torch.Tensor] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.target in dq_ops and (weight := self._weight(n)) is not None:
@@ -217,39 +216,27 @@ class _Layers(torch.fx.Interpreter):  # type: ignore[misc]
         if self._quantize and n.op in ("call_function", "placeholder"):
             value = _fake_quantized(value, n.meta.get(QCOM_QUANT_ATTRS))
         if n.op in ("call_function", "placeholder") and isinstance(value, torch.Tensor):
-            self._layers[n.name] = value.clone()  # a later operator may write to it
+            self.values[n.name] = value.clone()  # a later operator may write to it
         return value
 
     def map_nodes_to_values(self, args: Any, n: torch.fx.Node) -> Any:
         def load(arg: torch.fx.Node) -> Any:
-            value = self.env[arg]
             attributes = arg.meta.get(QCOM_REQUANTIZE, {}).get(n.name) if self._quantize else None
-            return _fake_quantized(value, attributes)
+            return _fake_quantized(self.env[arg], attributes)
 
         return torch.fx.map_arg(args, load)
 
     def _weight(self, n: torch.fx.Node) -> torch.Tensor | None:
-        source = n.args[0]
-        if not isinstance(source, torch.fx.Node) or source.op != "get_attr":
-            return None
-        weight = self._weights.get(str(source.target))
-        if weight is None or weight.shape != self.fetch_attr(str(source.target)).shape:
-            return None
-        return weight
+        weight = self._weights.get(name := _constant_of(n))
+        return weight if weight is not None and weight.shape == self.fetch_attr(name).shape else None
 
 
 def _fake_quantized(value: Any, attributes: Mapping[str, Any] | None) -> Any:
-    if not attributes or QCOM_SCALE not in attributes or not isinstance(value, torch.Tensor):
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    if not is_float or not attributes or QCOM_SCALE not in attributes:
         return value
-    if not value.is_floating_point():
-        return value
-    arguments = (
-        float(attributes[QCOM_SCALE]),
-        int(attributes[QCOM_ZERO_POINT]),
-        attributes[QCOM_QUANT_MIN],
-        attributes[QCOM_QUANT_MAX],
-        attributes[QCOM_DTYPE],
-    )
+    codes = (attributes[name] for name in (QCOM_QUANT_MIN, QCOM_QUANT_MAX, QCOM_DTYPE))
+    arguments = (float(attributes[QCOM_SCALE]), int(attributes[QCOM_ZERO_POINT]), *codes)
     operators = torch.ops.quantized_decomposed
     return operators.dequantize_per_tensor(operators.quantize_per_tensor(value.float(), *arguments), *arguments)
 
@@ -322,8 +309,8 @@ def compile_debug(
         compared: ExportedProgram = record.graph_map[REFERENCE_GRAPH]
         with watch.step("layers"):
             unlifted = compared.module()
-            fp32 = run_float(unlifted, inputs, weights)
-            quantized = run_quantized(unlifted, inputs) if is_quantized else None
+            fp32 = compute_layers(unlifted, inputs, weights)
+            quantized = compute_layers(unlifted, inputs) if is_quantized else None
         notes = [*_named_layers(reference.run.names, unlifted.graph), *_consistency("FP32", fp32.outputs, expected)]
         if quantized is not None:
             notes += _consistency("quantized", quantized.outputs, flat_outputs(call(graph, inputs).outputs, case))
@@ -374,9 +361,8 @@ def _constants(graph: torch.fx.Graph) -> dict[tuple[str, int], str]:
     found = {}
     for node in graph.nodes:
         for place, between in enumerate(pytree.tree_leaves((node.args, node.kwargs))):
-            source = between.args[0] if isinstance(between, torch.fx.Node) and between.args else None
-            if isinstance(source, torch.fx.Node) and source.op == "get_attr":
-                found[node.name, place] = str(source.target)
+            if isinstance(between, torch.fx.Node) and (name := _constant_of(between)):
+                found[node.name, place] = name
     return found
 
 
@@ -399,10 +385,8 @@ def _named_layers(names: Sequence[str], graph: torch.fx.Graph) -> list[str]:
 def _consistency(name: str, computed: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> list[str]:
     """Return a note if the outputs of the layers differ from the whole module's outputs by more than rounding."""
     for index, (ours, theirs) in enumerate(zip(computed, expected, strict=False)):
-        noise = torch.linalg.vector_norm((ours.double() - theirs.double()).flatten())
-        signal = torch.linalg.vector_norm(theirs.double().flatten())
-        if noise > 0 and 20 * torch.log10(signal / noise) < _SAME_DB:
-            ratio = float(20 * torch.log10(signal / noise))
+        ratio = sqnr_db(before := theirs.double(), after := ours.double())
+        if ratio < _SAME_DB and not torch.equal(before, after):
             problem = f"the {name} layers end in another output {index} than the {name} module has ({ratio:.1f} dB)"
             return [f"{problem}: ExecuTorch's passes changed the graph; take them with care"]
     return []

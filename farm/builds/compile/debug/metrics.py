@@ -1,4 +1,4 @@
-"""Comparators of the user, named by `farm debug --comparator`: import, check of files, scores. Imports executorch.
+"""SQNR of layers, and comparators of the user (`farm debug --comparator`): import, scores. Imports executorch.
 
 A user's code runs only here, in the compiler process. A comparator gets tensors that are dequantized and in torch's
 layout, so that it need not do what ExecuTorch's comparators do before they compare.
@@ -109,6 +109,17 @@ def scores_of(
     """Return the scores of a layer by the names of `metrics`."""
     scores = {metric.name: metric.score(layer, before, after) for metric in metrics}
     return {name: score for name, score in scores.items() if score.valid is not None or not math.isnan(score.value)}
+
+
+def sqnr_db(before: torch.Tensor, after: torch.Tensor) -> float:
+    """Return the SQNR of two different float64 tensors in dB; -inf for a `before` of zeros.
+
+    ExecuTorch's comparators square in float32, where 1e20 overflows: an SQNR of inf, and a cosine of 0.
+    """
+    signal, noise = float((before**2).sum()), float(((before - after) ** 2).sum())
+    if not signal:
+        return -math.inf
+    return 10.0 * (math.log10(signal) - math.log10(noise)) if noise else math.inf
 
 
 def _import(metric: UserMetric, case: Case) -> ModuleType:
