@@ -12,7 +12,7 @@ import msgspec
 
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import BACKENDS, cpu_backends, runs_on_cpu
-from farm.base.errors import IllegalTargetError, UnknownNameError
+from farm.base.errors import ConfigError, IllegalTargetError, UnknownNameError
 from farm.base.socs import PRECISIONS, READY, Soc, check_target
 from farm.suites.features import NOT_DIRECT, Features
 from farm.suites.figures import figure_fields
@@ -284,6 +284,10 @@ class Case(CaseFields, frozen=True):
     def manifest(self) -> Path:
         """The file that declares the case."""
         return Path(self.folder, "suite.toml")
+
+    def error(self, key: str, problem: str) -> ConfigError:
+        """Return the error for an invalid `key` of the case; "" for the case as a whole."""
+        return ConfigError(self.manifest, f"case.{self.name}{key and '.'}{key}", problem)
 
     @property
     def definition(self) -> tuple[Any, ...]:

@@ -108,8 +108,7 @@ def check_inputs(job: Job, method: Method, inputs: Sequence[TensorSpec]) -> None
     """Raise ConfigError unless `inputs` have the dtypes and shapes of the method's inputs."""
     if len(inputs) != len(method.inputs) or not all(map(_fits, inputs, method.inputs)):
         given, wanted = (", ".join(map(str, tensors)) or "none" for tensors in (inputs, method.inputs))
-        problem = f"are {given}; {job.case.pte} takes {wanted}"
-        raise ConfigError(job.case.manifest, f"case.{job.case.name}.inputs", problem)
+        raise job.case.error("inputs", f"are {given}; {job.case.pte} takes {wanted}")
 
 
 def output_specs(method: Method) -> tuple[TensorSpec, ...]:

@@ -14,7 +14,7 @@ import torch
 from executorch.exir import ExecutorchProgramManager
 
 from farm.base.backends.registry import find_backend, runs_on_cpu
-from farm.base.errors import ConfigError, FarmError
+from farm.base.errors import FarmError
 from farm.base.hashes import sha256_of
 from farm.builds.bundles.bundle import (
     INPUTS,
@@ -181,11 +181,11 @@ def write_program(program: ExecutorchProgramManager, folder: Path, case: Case, s
         program.write_to_file(file)
     method = read_pte(folder / MODEL).method(case.method, "the key method of the case")
     if method.layout_problem:
-        raise ConfigError(case.manifest, f"case.{case.name}", method.layout_problem)
+        raise case.error("", method.layout_problem)
     for one in state:
         given, taken = method.outputs[one.output], method.inputs[one.input]
         if problem := order_problem(one, given.order, taken.order):
-            raise ConfigError(case.manifest, f"case.{case.name}.state", problem)
+            raise case.error("state", problem)
     return method
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from farm.base.errors import ConfigError
 from farm.builds.compile.flows.flow import Example
 from farm.suites.suite import FORWARD, Case, InputSpec
 
@@ -35,12 +34,11 @@ def make_module(case: Case) -> torch.nn.Module:
     python_module = _import(case, module_name)
     factory = getattr(python_module, class_name, None)
     if factory is None:
-        raise ConfigError(case.manifest, f"case.{case.name}.module", f"{module_name} has no {class_name}")
+        raise case.error("module", f"{module_name} has no {class_name}")
     torch.manual_seed(case.seed)
     made = factory(*case.args, **case.kwargs)
     if not isinstance(made, torch.nn.Module):
-        kind = type(made).__name__
-        raise ConfigError(case.manifest, f"case.{case.name}.module", f"makes a {kind}, expected a torch.nn.Module")
+        raise case.error("module", f"makes a {type(made).__name__}, expected a torch.nn.Module")
     if case.checkpoint:
         _load_checkpoint(case, made)
     return made.eval()
@@ -58,8 +56,7 @@ def make_method(case: Case, module: torch.nn.Module, name: str) -> torch.nn.Modu
         return found
     method = getattr(type(module), name, None)
     if not inspect.isfunction(method):
-        problem = f"{case.module} has no method or submodule {name!r}"
-        raise ConfigError(case.manifest, f"case.{case.name}.method", problem)
+        raise case.error("method", f"{case.module} has no method or submodule {name!r}")
     # torch.export traces the `forward` of a class, with the names of weights in it: the method needs its own class.
     other = copy.copy(module)
     other.__class__ = type(f"{type(module).__name__}_{name}", (type(module),), {FORWARD: method})
@@ -71,15 +68,14 @@ def _load_program(case: Case) -> torch.nn.Module:
         return torch.export.load(Path(case.folder, case.program)).module()
     except Exception as error:  # a file that torch.export did not write may raise any exception
         problem = f"{case.program} is no program of torch.export that this torch can read: {error}"
-        raise ConfigError(case.manifest, f"case.{case.name}.program", problem) from error
+        raise case.error("program", problem) from error
 
 
 def _load_checkpoint(case: Case, module: torch.nn.Module) -> None:
     try:
         module.load_state_dict(load_tensors(Path(case.folder, case.checkpoint)))
     except Exception as error:  # a broken file may raise any exception
-        problem = f"{case.checkpoint} does not fit the module: {error}"
-        raise ConfigError(case.manifest, f"case.{case.name}.checkpoint", problem) from error
+        raise case.error("checkpoint", f"{case.checkpoint} does not fit the module: {error}") from error
 
 
 def load_tensors(path: Path) -> Any:
@@ -97,7 +93,7 @@ def _import(case: Case, name: str) -> ModuleType:
     try:
         return importlib.import_module(import_name(name, case.folder))
     except (ImportError, OSError) as error:
-        raise ConfigError(case.manifest, f"case.{case.name}.module", f"cannot be imported: {error}") from error
+        raise case.error("module", f"cannot be imported: {error}") from error
 
 
 def import_name(name: str, folder: str) -> str:
@@ -152,7 +148,7 @@ def make_example(case: Case, module: torch.nn.Module, inputs: tuple[torch.Tensor
     if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
         # ExecuTorch exports the exported program again, and torch.export then expects another structure of `*inputs`.
         problem = "dynamic sizes need a module whose forward names its inputs one by one, not *inputs"
-        raise ConfigError(case.manifest, f"case.{case.name}.inputs", problem)
+        raise case.error("inputs", problem)
     return Example(tuple(greatest), tuple(dynamic))
 
 
@@ -167,10 +163,9 @@ def _read_array(case: Case, file: str, spec: InputSpec | None = None) -> torch.T
     try:
         tensor = torch.from_numpy(np.load(Path(case.folder, file), allow_pickle=False))
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(case.manifest, f"case.{case.name}", f"{file} is no array of numpy's: {error}") from error
+        raise case.error("", f"{file} is no array of numpy's: {error}") from error
     if spec and spec.shape is not None and tuple(tensor.shape) != spec.shape:
-        problem = f"{file} has the shape {list(tensor.shape)}, expected {list(spec.shape)}"
-        raise ConfigError(case.manifest, f"case.{case.name}.inputs", problem)
+        raise case.error("inputs", f"{file} has the shape {list(tensor.shape)}, expected {list(spec.shape)}")
     return tensor
 
 

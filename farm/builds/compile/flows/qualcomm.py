@@ -51,7 +51,7 @@ from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 from farm.base.backends.descriptor import DIRECT_MODE, QUANTIZED_PRECISIONS
 from farm.base.backends.registry import BACKENDS, cpu_backends
-from farm.base.errors import ConfigError, DelegationError, MisreadCodesError, MissingToolError
+from farm.base.errors import DelegationError, MisreadCodesError, MissingToolError
 from farm.base.hashes import sha256_of
 from farm.base.socs import find_soc
 from farm.builds.bundles.bundle import OP_PACKAGES, PACKAGES_OF, SAVER, place_of
@@ -157,8 +157,7 @@ def _keep(case: Case, library: _Library, soc: Soc, folder: Path) -> str:
     source = Path(case.folder, library.file)
     part = RuntimePart(library.file, source, library.machine, get, library.hexagon, exact=False, soc=soc.name)
     if fault := find_fault(part):
-        key = f"case.{case.name}.features.op_packages"
-        raise ConfigError(case.manifest, key, f"{library.file} {fault.problem}: {fault.repair}")
+        raise case.error("features.op_packages", f"{library.file} {fault.problem}: {fault.repair}")
     place = folder / OP_PACKAGES / library.folder
     place.mkdir(parents=True, exist_ok=True)
     copy = Path(shutil.copyfile(source, place / "copied.so"))
@@ -201,7 +200,7 @@ def require_packaged(graph_module: torch.fx.GraphModule, case: Case) -> None:
                 f"{package.operator} of {package.library} is nothing that QNN computes in this program: either the "
                 "module has no such operator, or QNN refused the package: its words are in the build log"
             )
-            raise ConfigError(case.manifest, f"case.{case.name}.features.op_packages", problem)
+            raise case.error("features.op_packages", problem)
 
 
 # Operators with blocks of weights in the precisions called `_block`, along the second dimension, the input channels.
@@ -285,13 +284,10 @@ def refuse_control_flow(exported: ExportedProgram, case: Case, backend: str) -> 
         if name not in _CONTROL_FLOW:
             continue
         place = place_of(origin_of(node, source_places(case)))
-        remedy = "write the iterations out"
-        if name == "cond":
-            remedy = "compute both branches and choose one with torch.where"
+        branches = "compute both branches and choose one with torch.where"
+        remedy = branches if name == "cond" else "write the iterations out"
         problem = f"{_CONTROL_FLOW[name]}{place} is control flow, which {backend} does not take: {remedy}"
-        raise ConfigError(
-            case.manifest, f"case.{case.name}.module", f"{problem}, or run the case on {' or '.join(cpu_backends())}"
-        )
+        raise case.error("module", f"{problem}, or run the case on {' or '.join(cpu_backends())}")
 
 
 def _record_calls(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: list[Any]) -> None:
@@ -330,7 +326,7 @@ def _require_skipped(graph_module: torch.fx.GraphModule, case: Case) -> None:
         if missing := [name for name in names if name not in there]:
             left = ", ".join(sorted(on_cpu)) or "nothing"
             problem = f"{missing[0]!r} is nowhere in the program; left to the CPU: {left}"
-            raise ConfigError(case.manifest, f"case.{case.name}.features.{key}", problem)
+            raise case.error(f"features.{key}", problem)
 
 
 def calibrate(

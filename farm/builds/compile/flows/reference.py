@@ -73,9 +73,9 @@ def flat_outputs(outputs: Any, case: Case) -> Tensors:
             shown = repr(leaf) if isinstance(leaf, (bool, int, float, type(None))) else f"a {type(leaf).__name__}"
             where = f" in output {name}" if name else ""
             problem = f"forward returns {shown[:80]}{where}, expected tensors alone: leave it out of the return value"
-            raise _refusal(case, problem)
+            raise case.error("module", problem)
     if not leaves:
-        raise _refusal(case, "forward returns no tensor, expected one or more")
+        raise case.error("module", "forward returns no tensor, expected one or more")
     return tuple(leaves)
 
 
@@ -248,10 +248,6 @@ def _attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
                     yield f"{name}.{key}.{number}", leaf
 
 
-def _refusal(case: Case, problem: str) -> ConfigError:
-    return ConfigError(case.manifest, f"case.{case.name}.module", problem)
-
-
 # Reference of a program: its module called sample by sample, with state, writes and names. Imports executorch.
 
 
@@ -296,13 +292,12 @@ def run_samples(module: torch.nn.Module, case: Case, samples: Sequence[Tensors])
 
 
 def _handed_on(case: Case, outputs: Tensors, index: int, wanted: torch.Tensor) -> torch.Tensor:
-    key = f"case.{case.name}.state"
     if index >= len(outputs):
-        raise ConfigError(case.manifest, key, f"names output {index}, and there are {len(outputs)}, from 0")
+        raise case.error("state", f"names output {index}, and there are {len(outputs)}, from 0")
     found = outputs[index]
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         given, taken = map(tensor_spec, (found, wanted))
-        raise ConfigError(case.manifest, key, f"output {index} is {given}, and the input takes {taken}")
+        raise case.error("state", f"output {index} is {given}, and the input takes {taken}")
     return found
 
 
@@ -393,7 +388,7 @@ def run_reference(module: torch.nn.Module, case: Case, samples: Sequence[Tensors
     run = run_samples(module, case, samples)
     if parameters := state.written_parameters():
         problem = f"forward writes to its parameter {parameters[0]}: a program has no such write; make it a buffer"
-        raise ConfigError(case.manifest, f"case.{case.name}.module", problem)
+        raise case.error("module", problem)
     calls = list(zip(run.inputs, run.left, strict=True))
     inputs = tuple(
         place for place in range(len(samples[0])) if any(not equal(given[place], left[place]) for given, left in calls)
@@ -408,7 +403,7 @@ def refused_write(error: Exception, reference: Reference, case: Case, backend: s
     named = " and its ".join(reference.writes.named(reference.input_names))
     problem = f"forward writes to its {named}, and the {backend} flow cannot compile it: return the new value instead"
     reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
-    return ConfigError(case.manifest, f"case.{case.name}.module", f"{problem} ({reason})")
+    return case.error("module", f"{problem} ({reason})")
 
 
 def _parameter_names(module: torch.nn.Module, count: int) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from executorch.exir import to_edge_transform_and_lower
 from torch.export import ExportedProgram
 
 from farm.base.backends.registry import DEFAULT_BACKEND
-from farm.base.errors import ConfigError
 from farm.builds.compile.flows.flow import Flow, Lowered, Lowering
 from farm.suites.suite import Case
 
@@ -35,8 +34,5 @@ def _require_c_order(exported: ExportedProgram, case: Case) -> None:
         weights = node.meta["val"]
         if weights.dim() == 4 and not weights.is_contiguous():
             problem = f"XNNPACK takes weights of convolutions in C order, and {parameters[node.name]} is channels last"
-            raise ConfigError(
-                case.manifest,
-                f"case.{case.name}.module",
-                f"{problem}: leave .to(memory_format=...) out of the module, or run the case on {DEFAULT_BACKEND}",
-            )
+            remedy = f"leave .to(memory_format=...) out of the module, or run the case on {DEFAULT_BACKEND}"
+            raise case.error("module", f"{problem}: {remedy}")

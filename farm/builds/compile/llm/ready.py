@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from farm.base.errors import ConfigError
 from farm.builds.bundles.bundle import LIKELIHOOD_COLUMNS, MODEL, Manifest, TensorSpec
 from farm.builds.bundles.generation import DECODE, generation_of, padded
 from farm.builds.bundles.ready import features_of, read_ready
@@ -50,7 +49,7 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
     for row in references.get("fp32", ()):
         if (specs := tuple(map(tensor_spec, row))) != outputs:
             found, wanted = (", ".join(map(str, one)) for one in (specs, outputs))
-            raise ConfigError(case.manifest, f"case.{case.name}.expected", f"are {found}, the program gives {wanted}")
+            raise case.error("expected", f"are {found}, the program gives {wanted}")
     program = CompiledProgram(
         references=references,
         inputs=token_tensors(prompts, scored),

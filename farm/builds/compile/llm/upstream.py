@@ -218,4 +218,4 @@ def _of_user(case: Case, key: str, read: Callable[[], Path]) -> Path:
 
 def _refusal(case: Case, key: str, problem: str) -> ConfigError:
     name = getattr(generate_of(case), key)
-    return ConfigError(case.manifest, f"case.{case.name}.generate.{key}", f"{name} {problem}")
+    return case.error(f"generate.{key}", f"{name} {problem}")
