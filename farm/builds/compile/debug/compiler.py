@@ -17,17 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from executorch.backends.qualcomm.builders.node_visitor import dq_ops, q_ops
-from executorch.backends.qualcomm.utils.constants import (
-    QCOM_AXIS_ORDER,
-    QCOM_BYPASS_NODE,
-    QCOM_DTYPE,
-    QCOM_QUANT_ATTRS,
-    QCOM_QUANT_MAX,
-    QCOM_QUANT_MIN,
-    QCOM_REQUANTIZE,
-    QCOM_SCALE,
-    QCOM_ZERO_POINT,
-)
+from executorch.backends.qualcomm.utils import constants as keys
 from executorch.backends.qualcomm.utils.utils import (
     get_qnn_context_binary_alignment,
     to_edge_transform_and_lower_to_qnn,
@@ -105,7 +95,7 @@ def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int], places: Se
     sources: dict[torch.fx.Node, list[str]] = {}
     found = []
     for node in graph.nodes:
-        bypassed = node.op == "call_function" and node.meta.get(QCOM_BYPASS_NODE)  # what only unpacks a weight
+        bypassed = node.op == "call_function" and node.meta.get(keys.QCOM_BYPASS_NODE)  # what only unpacks a weight
         if node.op not in ("placeholder", "call_function") or node.target is operator.getitem or bypassed:
             continue
         read = dict.fromkeys(name for each in node.all_input_nodes for name in sources.get(each, ()))
@@ -125,7 +115,7 @@ def layer_nodes(graph: torch.fx.Graph, partitions: Mapping[int, int], places: Se
                 layer = msgspec.structs.replace(
                     layer, operator=target, module=origin.module, source=origin.source, exported=exported
                 )
-            found.append(LayerNode(layer, node.name, pick.name, pick.meta.get(QCOM_AXIS_ORDER)))
+            found.append(LayerNode(layer, node.name, pick.name, pick.meta.get(keys.QCOM_AXIS_ORDER)))
     return found
 
 
@@ -168,8 +158,8 @@ def _picks(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
 def _tensor(node: torch.fx.Node, handle: int | None, output: int | None, partition: int | None) -> LayerTensor:
     value = node.meta.get("val")
     known = isinstance(value, torch.Tensor)
-    attributes = node.meta.get(QCOM_QUANT_ATTRS) or {}
-    quantized = QCOM_SCALE in attributes and known and value.is_floating_point()
+    attributes = node.meta.get(keys.QCOM_QUANT_ATTRS) or {}
+    quantized = keys.QCOM_SCALE in attributes and known and value.is_floating_point()
     dtype = str(value.dtype).removeprefix("torch.") if known else ""
     return LayerTensor(
         handle=handle,
@@ -177,14 +167,14 @@ def _tensor(node: torch.fx.Node, handle: int | None, output: int | None, partiti
         partition=partition,
         shape=tuple(int(size) for size in value.shape) if known else (),
         dtype=_quantized_type(attributes) if quantized else dtype,
-        scale=float(attributes[QCOM_SCALE]) if quantized else None,
-        zero_point=int(attributes[QCOM_ZERO_POINT]) if quantized else None,
+        scale=float(attributes[keys.QCOM_SCALE]) if quantized else None,
+        zero_point=int(attributes[keys.QCOM_ZERO_POINT]) if quantized else None,
     )
 
 
 def _quantized_type(attributes: Mapping[str, Any]) -> str:
     """Return the type by the range of the codes: `uint16` for 16 used bits of an int32 of torch."""
-    least, most = int(attributes[QCOM_QUANT_MIN]), int(attributes[QCOM_QUANT_MAX])
+    least, most = int(attributes[keys.QCOM_QUANT_MIN]), int(attributes[keys.QCOM_QUANT_MAX])
     return f"{'int' if least < 0 else 'uint'}{(most - least).bit_length()}"
 
 
@@ -214,14 +204,14 @@ class _Layers(torch.fx.Interpreter):  # type: ignore[misc]
             return self.env[n.args[0]]
         value = super().run_node(n)
         if self._quantize and n.op in ("call_function", "placeholder"):
-            value = _fake_quantized(value, n.meta.get(QCOM_QUANT_ATTRS))
+            value = _fake_quantized(value, n.meta.get(keys.QCOM_QUANT_ATTRS))
         if n.op in ("call_function", "placeholder") and isinstance(value, torch.Tensor):
             self.values[n.name] = value.clone()  # a later operator may write to it
         return value
 
     def map_nodes_to_values(self, args: Any, n: torch.fx.Node) -> Any:
         def load(arg: torch.fx.Node) -> Any:
-            attributes = arg.meta.get(QCOM_REQUANTIZE, {}).get(n.name) if self._quantize else None
+            attributes = arg.meta.get(keys.QCOM_REQUANTIZE, {}).get(n.name) if self._quantize else None
             return _fake_quantized(self.env[arg], attributes)
 
         return torch.fx.map_arg(args, load)
@@ -233,10 +223,10 @@ class _Layers(torch.fx.Interpreter):  # type: ignore[misc]
 
 def _fake_quantized(value: Any, attributes: Mapping[str, Any] | None) -> Any:
     is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-    if not is_float or not attributes or QCOM_SCALE not in attributes:
+    if not is_float or not attributes or keys.QCOM_SCALE not in attributes:
         return value
-    codes = (attributes[name] for name in (QCOM_QUANT_MIN, QCOM_QUANT_MAX, QCOM_DTYPE))
-    arguments = (float(attributes[QCOM_SCALE]), int(attributes[QCOM_ZERO_POINT]), *codes)
+    codes = (attributes[name] for name in (keys.QCOM_QUANT_MIN, keys.QCOM_QUANT_MAX, keys.QCOM_DTYPE))
+    arguments = (float(attributes[keys.QCOM_SCALE]), int(attributes[keys.QCOM_ZERO_POINT]), *codes)
     operators = torch.ops.quantized_decomposed
     return operators.dequantize_per_tensor(operators.quantize_per_tensor(value.float(), *arguments), *arguments)
 

@@ -35,8 +35,7 @@ class EdgeOrigins:
         self._method = method
         places = source_places(case)
         graph_module = edge.exported_program(method).graph_module
-        lowered = (one.original_module.graph_module.graph for _, one, _ in get_lowered_submodules(graph_module))
-        self._inside = [known_origins(graph.nodes, places) for graph in lowered]
+        self._inside = [known_origins(graph.nodes, places) for graph in delegated_graphs(graph_module)]
         self._by_handle = {node.meta.get("debug_handle"): origin_of(node, places) for node in graph_module.graph.nodes}
 
     def of(self, program: ExecutorchProgramManager) -> Origins:
@@ -115,13 +114,18 @@ class Delegation(NamedTuple):
 
 def read_delegation(graph_module: torch.fx.GraphModule) -> Delegation:
     """Return the delegation of a lowered edge graph. Pure."""
-    lowered = [one.original_module.graph_module.graph for _, one, _ in get_lowered_submodules(graph_module)]
-    inside = sum(node.op == "call_function" for graph in lowered for node in graph.nodes)
+    delegated = delegated_graphs(graph_module)
+    inside = sum(node.op == "call_function" for graph in delegated for node in graph.nodes)
     called = [node.target for node in graph_module.graph.nodes if node.op == "call_function"]
     on_cpu = [target for target in called if getattr(target, "__name__", "") not in (_CALL, "getitem")]
     # The text of an edge operator would be its whole schema.
     names = (one.__name__ if isinstance(one, EdgeOpOverload) else str(one) for one in on_cpu)
-    return Delegation(len(lowered), inside, dict(Counter(names)))
+    return Delegation(len(delegated), inside, dict(Counter(names)))
+
+
+def delegated_graphs(graph_module: torch.fx.GraphModule) -> list[torch.fx.Graph]:
+    """Return the graphs of the delegates of a lowered edge graph."""
+    return [one.original_module.graph_module.graph for _, one, _ in get_lowered_submodules(graph_module)]
 
 
 def misread_codes(graph_module: torch.fx.GraphModule) -> tuple[torch.dtype, torch.dtype] | None:

@@ -16,31 +16,11 @@ from executorch.backends.qualcomm._passes.qnn_pass_manager import get_qnn_pass_m
 from executorch.backends.qualcomm.builders.node_visitor import dq_ops
 from executorch.backends.qualcomm.custom_op.annotator import CustomOpsQuantAnnotator, IOQuantConfig
 from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
-from executorch.backends.qualcomm.serialization.qc_schema import (
-    QcomChipset,
-    QnnExecuTorchBackendOptions,
-    QnnExecuTorchBackendType,
-    QnnExecuTorchOpPackageInfo,
-    QnnExecuTorchOpPackageOptions,
-    QnnExecuTorchOpPackagePlatform,
-    QnnExecuTorchOpPackageTarget,
-)
+from executorch.backends.qualcomm.serialization import qc_schema
 from executorch.backends.qualcomm.serialization.qc_schema_serialize import flatbuffer_to_option, option_to_flatbuffer
-from executorch.backends.qualcomm.utils import utils
-from executorch.backends.qualcomm.utils.constants import (
-    QCOM_PASS_ACTIVATE_KEY,
-    QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY,
-    QCOM_QUANT_ATTRS,
-)
-from executorch.backends.qualcomm.utils.utils import (
-    generate_qnn_executorch_compiler_spec,
-    get_qnn_context_binary_alignment,
-    to_edge_transform_and_lower_to_qnn,
-    update_spill_fill_size,
-)
+from executorch.backends.qualcomm.utils import constants, utils
 from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig
 from executorch.exir.dialects._ops import ops as exir_ops
-from executorch.exir.lowered_backend_module import get_lowered_submodules
 from executorch.exir.pass_base import ExportPass, PassResult
 from executorch.exir.passes import MemoryPlanningPass
 from torch._ops import HigherOrderOperator
@@ -57,6 +37,7 @@ from farm.base.socs import find_soc
 from farm.builds.bundles.bundle import OP_PACKAGES, PACKAGES_OF, SAVER, place_of
 from farm.builds.bundles.key import HOST_CPU
 from farm.builds.compile.flows.edge_nodes import (
+    delegated_graphs,
     misread_codes,
     origin_of,
     read_delegation,
@@ -85,8 +66,7 @@ if TYPE_CHECKING:
 # hash of the package: it is the same for the compiler and for every device, and two packages never share a path.
 
 
-_DSP, _CPU = QnnExecuTorchOpPackageTarget.HTP, QnnExecuTorchOpPackageTarget.CPU
-_ANDROID, _HOST = QnnExecuTorchOpPackagePlatform.AARCH64_ANDROID, QnnExecuTorchOpPackagePlatform.X86_64
+_TARGETS, _PLATFORMS = qc_schema.QnnExecuTorchOpPackageTarget, qc_schema.QnnExecuTorchOpPackagePlatform
 
 
 class _Library(NamedTuple):
@@ -97,12 +77,12 @@ class _Library(NamedTuple):
     """Folder within the folder of all packages."""
     machine: int
     hexagon: int
-    target: QnnExecuTorchOpPackageTarget
-    platform: QnnExecuTorchOpPackagePlatform
+    target: qc_schema.QnnExecuTorchOpPackageTarget
+    platform: qc_schema.QnnExecuTorchOpPackagePlatform
 
 
 @contextmanager
-def packages_of(case: Case, target: Target, folder: Path) -> Iterator[QnnExecuTorchOpPackageOptions | None]:
+def packages_of(case: Case, target: Target, folder: Path) -> Iterator[qc_schema.QnnExecuTorchOpPackageOptions | None]:
     """Yield ExecuTorch's options for the packages of `case`, which are copied into `folder`; None without packages.
 
     During the body a link in the current folder leads to them by the paths in the program. Raises ConfigError for a
@@ -116,7 +96,7 @@ def packages_of(case: Case, target: Target, folder: Path) -> Iterator[QnnExecuTo
     # With an incomplete package a device would compute a part of the program and then fail.
     on_device = all(one.android and f"v{soc.htp_arch}" in one.hexagon for one in packages)
     infos = [
-        QnnExecuTorchOpPackageInfo(
+        qc_schema.QnnExecuTorchOpPackageInfo(
             op_package_name=package.name,
             op_package_path=_keep(case, library, soc, folder),
             interface_provider=package.interface_provider,
@@ -133,7 +113,7 @@ def packages_of(case: Case, target: Target, folder: Path) -> Iterator[QnnExecuTo
     here.unlink(missing_ok=True)
     here.symlink_to(folder / OP_PACKAGES)
     try:
-        yield QnnExecuTorchOpPackageOptions(infos)
+        yield qc_schema.QnnExecuTorchOpPackageOptions(infos)
     finally:
         here.unlink()
 
@@ -141,11 +121,12 @@ def packages_of(case: Case, target: Target, folder: Path) -> Iterator[QnnExecuTo
 def _libraries(package: OpPackage, soc: Soc, *, on_device: bool) -> list[_Library]:
     """Return the libraries for a program of `soc`, in the order of ExecuTorch's example."""
     [host], (on_dsp, on_cpu) = PACKAGES_OF["simulator"], PACKAGES_OF["android"]
-    found = [_Library(package.library, host, X86_64, 0, _CPU, _HOST)]
+    found = [_Library(package.library, host, X86_64, 0, _TARGETS.CPU, _PLATFORMS.X86_64)]
     if on_device:
+        android = _PLATFORMS.AARCH64_ANDROID
         found = [
-            _Library(package.hexagon[f"v{soc.htp_arch}"], on_dsp, HEXAGON, soc.htp_arch, _DSP, _ANDROID),
-            _Library(package.android, on_cpu, AARCH64, 0, _CPU, _ANDROID),
+            _Library(package.hexagon[f"v{soc.htp_arch}"], on_dsp, HEXAGON, soc.htp_arch, _TARGETS.HTP, android),
+            _Library(package.android, on_cpu, AARCH64, 0, _TARGETS.CPU, android),
             *found,
         ]
     return found
@@ -192,8 +173,7 @@ def annotation_of(case: Case, config: QuantizationConfig) -> Callable[[torch.fx.
 
 def require_packaged(graph_module: torch.fx.GraphModule, case: Case) -> None:
     """Raise ConfigError for an operator of a package that QNN refused: ExecuTorch 1.5 leaves it to the CPU."""
-    lowered = [one.original_module.graph_module.graph for _, one, _ in get_lowered_submodules(graph_module)]
-    taken = {getattr(node.target, "__name__", "") for graph in lowered for node in graph.nodes}
+    taken = {getattr(node.target, "__name__", "") for graph in delegated_graphs(graph_module) for node in graph.nodes}
     for package in case.features.op_packages:
         if package.operator not in taken:
             problem = (
@@ -257,14 +237,14 @@ def _lower(lowering: Lowering) -> Lowered:
             edge = _to_edge(graphs, lowering, specs)
             programs = {name: edge.exported_program(name) for name in graphs}
             # The contexts of the program share a buffer.
-            sizes = map(update_spill_fill_size, programs.values()) if features.use_multi_contexts else ()
+            sizes = map(utils.update_spill_fill_size, programs.values()) if features.use_multi_contexts else ()
             spill_fill_bytes = max(map(int, sizes), default=None)
     if BACKENDS[target.backend].cpu_quantizes:
         _require_codes(programs.values(), target)
     own = programs[lowering.method].graph_module
     _require_skipped(own, case)
     require_packaged(own, case)
-    config = ExecutorchBackendConfig(segment_alignment=get_qnn_context_binary_alignment())
+    config = ExecutorchBackendConfig(segment_alignment=utils.get_qnn_context_binary_alignment())
     if features.shared_buffer or target.direct:
         # The runner provides memory of the DSP for inputs and outputs; ExecuTorch's export_utils.py plans none either.
         config.memory_planning_pass = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
@@ -351,7 +331,7 @@ def calibrate(
 
 def quantizer_of(target: Target) -> QnnQuantizer:
     """Return the quantizer for the backend and precision of `target`, with the backend's rules."""
-    quantizer = _Quantizer(backend=backend_type(target), soc_model=QcomChipset[target.soc])
+    quantizer = _Quantizer(backend=backend_type(target), soc_model=qc_schema.QcomChipset[target.soc])
     quantizer.set_default_quant_config(QuantDtype[f"use_{target.precision}"], is_qat=False, **_RULES)
     return quantizer
 
@@ -394,7 +374,7 @@ def compiler_specs(
     versions: Mapping[str, str],
     features: Features = Features(),  # noqa: B008 - frozen
     *,
-    packages: QnnExecuTorchOpPackageOptions | None = None,
+    packages: qc_schema.QnnExecuTorchOpPackageOptions | None = None,
     saver: bool = False,
 ) -> list[Any]:
     """Return ExecuTorch's compile specs for `target`, with `features` and their packages.
@@ -405,8 +385,8 @@ def compiler_specs(
     given: dict[str, Any] = {name: True for name in _OF_SPECS if getattr(features, name)}
     if packages is not None:
         given["op_package_options"] = packages
-    return generate_qnn_executorch_compiler_spec(  # type: ignore[no-any-return]
-        soc_model=QcomChipset[target.soc],
+    return utils.generate_qnn_executorch_compiler_spec(  # type: ignore[no-any-return]
+        soc_model=qc_schema.QcomChipset[target.soc],
         backend_options=_backend_options(target, options, versions, features),
         online_prepare=BACKENDS[target.backend].online_prepare or features.online_prepare,
         saver=saver,
@@ -417,7 +397,7 @@ def compiler_specs(
 
 def _backend_options(
     target: Target, options: Mapping[str, int], versions: Mapping[str, str], features: Features
-) -> QnnExecuTorchBackendOptions:
+) -> qc_schema.QnnExecuTorchBackendOptions:
     backend = BACKENDS[target.backend]
     numbers: dict[str, int] = {name: of[target.precision] for name, of in backend.by_precision.items()}
     if backend.host_cpus:
@@ -430,9 +410,9 @@ def _backend_options(
     return generate(**{name: kinds[name](number) for name, number in numbers.items()})
 
 
-def backend_type(target: Target) -> QnnExecuTorchBackendType:
+def backend_type(target: Target) -> qc_schema.QnnExecuTorchBackendType:
     """Return ExecuTorch's number for the backend of `target`."""
-    return QnnExecuTorchBackendType(BACKENDS[target.backend].qnn_type)
+    return qc_schema.QnnExecuTorchBackendType(BACKENDS[target.backend].qnn_type)
 
 
 def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: list[Any]) -> EdgeProgramManager:
@@ -443,7 +423,7 @@ def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: l
         passes_job, dep_table = split_passes(features.split)
     with refused_operators() as refused:
         try:
-            edge = to_edge_transform_and_lower_to_qnn(
+            edge = utils.to_edge_transform_and_lower_to_qnn(
                 dict(graphs),
                 {name: one.example.inputs for name, one in methods.items()},
                 dict.fromkeys(graphs, specs),
@@ -481,7 +461,10 @@ def split_passes(shares: int) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """
     manager = get_qnn_pass_manager_cls()
     passes, after = manager.get_capture_program_passes(), manager.get_passes_dependency_for_capture_program()
-    passes[SplitGraph] = {QCOM_PASS_ACTIVATE_KEY: True, QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY: {"shares": shares}}
+    passes[SplitGraph] = {
+        constants.QCOM_PASS_ACTIVATE_KEY: True,
+        constants.QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY: {"shares": shares},
+    }
     # After FoldQDQ the attributes of nodes hold the quantization, and no (de)quantize node is in the way of the split.
     after[SplitGraph] = [FoldQDQ]
     return passes, after
@@ -551,7 +534,7 @@ def _copy_for(node: torch.fx.Node, users: list[torch.fx.Node]) -> None:
     with node.graph.inserting_after(node):
         copy = node.graph.call_function(exir_ops.edge.dim_order_ops._clone_dim_order.default, (node,))  # noqa: SLF001
     copy.meta["val"] = node.meta["val"]
-    if QCOM_QUANT_ATTRS in node.meta:
-        copy.meta[QCOM_QUANT_ATTRS] = node.meta[QCOM_QUANT_ATTRS]
+    if constants.QCOM_QUANT_ATTRS in node.meta:
+        copy.meta[constants.QCOM_QUANT_ATTRS] = node.meta[constants.QCOM_QUANT_ATTRS]
     for user in users:
         user.replace_input_with(node, copy)
