@@ -59,7 +59,6 @@ def test_says_what_executorchs_own_readers_say(models: Path, farm_cache: Path, t
 
 def test_a_program_for_the_htp_names_its_soc_and_backend(models: Path) -> None:
     program = read_pte(models / "conv_sm8850.pte")
-    assert program.qnn is not None
     assert (program.qnn.soc, program.qnn.backend, program.qnn.online_prepare) == ("SM8850", "htp", False)
     forward = program.method("forward", "--method")
     assert [str(value) for value in (*forward.inputs, *forward.outputs)] == [

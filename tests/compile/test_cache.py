@@ -38,7 +38,6 @@ def test_a_published_bundle_is_found_and_verified_and_not_built_again(tmp_path: 
     for content in (b"first", b"second"):
         add(cache, content=content)
     bundle = cache.lookup(KEY)
-    assert bundle is not None
     bundle.verify()
     assert (bundle.manifest.partitions, bundle.model.read_bytes()) == (1, b"first")
     assert leftovers(tmp_path) == []
@@ -173,7 +172,6 @@ def test_a_build_that_is_killed_leaves_nothing_half_done(tmp_path: Path) -> None
         f"BundleCache(Path({str(tmp_path)!r})).build({KEY!r}, fill)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert process.stdout is not None
     assert process.stdout.readline() == b"building\n"
     cache = BundleCache(tmp_path)
     cache.prune()

@@ -72,7 +72,6 @@ def test_a_decoder_is_compiled_with_references_for_every_token(generated_bundle:
     generated_bundle.verify()
     manifest = generated_bundle.manifest
     generation = manifest.generation
-    assert generation is not None
     assert (generation.mode, generation.context, generation.prefill, generation.decode) == ("hybrid", 128, 32, 1)
     assert (generation.layers, generation.vocabulary, generation.cache_bits, generation.new) == (2, 256, 16, 16)
     assert (manifest.delegates, manifest.fallback_ops) == ({"QnnBackend": 1}, {})

@@ -174,7 +174,6 @@ def first(compared: Compared) -> Divergence | None:
 
 
 def figures(gap: Gap | None) -> tuple[float | None, ...]:
-    assert gap is not None
     return gap.mse, gap.sqnr_db, gap.cosine
 
 
@@ -240,7 +239,6 @@ def test_a_program_that_is_in_order_diverges_nowhere(several: Compared) -> None:
 def test_a_device_that_computes_something_else_is_the_cause(bench: Bench, several: Compared) -> None:
     # The simulator with other inputs stands in for another device.
     found = first(compare(several.program, several.ran, bench.run("Several", "other", scale=-0.5)))
-    assert found is not None
     assert (found.operator, found.step) == ("aten.convolution.default", "device")
 
 
@@ -248,7 +246,6 @@ def test_a_range_that_one_outlier_takes_is_named_as_quantization(bench: Bench) -
     # The unmodified Inspector of ExecuTorch 1.5 fails on a program with two outputs.
     outlier = compare(bench.compile("Outlier"), bench.run("Outlier"))
     found = first(outlier)
-    assert found is not None
     assert (found.operator, found.step) == ("aten.clamp.default", "quantization")
     assert "its inputs" in found.why
     for name in ("convolution", "relu", "clamp"):
@@ -285,7 +282,6 @@ def test_inputs_in_another_order_keep_their_handles(bench: Bench, parted: Compar
     assert handles == sorted(handles)
     # Inputs that reach the program in another order are noticed at the first layer that reads one.
     found = first(compare(parted.program, bench.run("Parted", "wrong", order=(1, 0, 2))))
-    assert found is not None
     assert (found.operator, found.step) in [("aten.linear.default", "compiler"), ("aten.tanh.default", "compiler")]
 
 
@@ -316,7 +312,6 @@ def test_comparators_of_the_user_have_the_figures_that_the_official_inspector_ha
 ) -> None:
     for name, (_, sqnr, _) in official.items():
         layer = several.layers[name]
-        assert layer.inspector is not None
         score = layer.inspector.scores["sqnr"]
         assert (score.value, score.valid) == (pytest.approx(sqnr, rel=1e-6), True)
     scores = several.layers["aten_linear_default"].gaps["compiler"].scores
@@ -374,9 +369,7 @@ INF, NAN = math.inf, math.nan
 
 def gap(before: list[float], after: list[float]) -> Gap:
     node: Any = SimpleNamespace(name="add", tensor=LayerTensor())
-    found = _gap((), node, torch.tensor(before), torch.tensor(after))
-    assert found is not None
-    return found
+    return _gap((), node, torch.tensor(before), torch.tensor(after))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e20, 1e38])

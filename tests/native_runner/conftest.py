@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shlex
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from built_stub import built_stub, executorch_flags
 from native_runner.sanitizers import HERE, put_sanitized_runner, runner_environment
-from waiting import until
+from waiting import Started, until
 
 from farm.base.paths import data_folder
 from farm.builds.runtime.packages import package_folder
@@ -35,7 +36,6 @@ class Ran:
 
     @property
     def error(self) -> dict[str, Any]:
-        assert self.result is not None
         assert self.result["ok"] is False
         assert self.result["exit_code"] == self.code
         error: dict[str, Any] = self.result["error"]
@@ -58,18 +58,22 @@ class Workspace:
     env: dict[str, str] = field(default_factory=dict)
 
     def run(self, *flags: str, env: dict[str, str] | None = None, result: str = "result.json") -> Ran:
-        done = subprocess.run(
-            [str(self.runtime / "farm_runner"), *flags],
-            cwd=self.folder,
-            env=runner_environment(self.runtime, {**self.env, **(env or {})}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=120,
-            check=False,
-        )
-        return self.ended(done.returncode, done.stdout, done.stderr, result=result)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+        with self.start(*flags, env=env, **pipes) as process:
+            stdout, stderr = process.communicate(timeout=120)
+        return self.ended(process.returncode, stdout, stderr, result=result)
+
+    def start(self, *flags: str, env: dict[str, str] | None = None, **options: Any) -> Started[Any]:
+        """Start the runner in this folder; `options` are passed to Popen."""
+        environment = runner_environment(self.runtime, {**self.env, **(env or {})})
+        argv = [str(self.runtime / "farm_runner"), *flags]
+        return Started(argv, cwd=self.folder, env=environment, **{"stdin": subprocess.DEVNULL, **options})
+
+    def passes(self, *flags: str, env: dict[str, str] | None = None) -> Ran:
+        """Run without an error."""
+        ran = self.run(*flags, env=env)
+        assert ran.code == 0, ran.stderr
+        return ran
 
     def ended(self, code: int, stdout: str = "", stderr: str = "", *, result: str = "result.json") -> Ran:
         """Return a run that is over, with the result that it left."""
@@ -77,7 +81,7 @@ class Workspace:
         return Ran(code, stdout, stderr, json.loads(path.read_text()) if path.is_file() else None)
 
     def serve(self, *flags: str, env: dict[str, str] | None = None) -> Session:
-        return Session(self, flags, {**self.env, **(env or {})})
+        return Session(self, flags, env)
 
     def list_inputs(self, *lines: str) -> None:
         (self.folder / "input_list.txt").write_text("".join(f"{line}\n" for line in lines))
@@ -96,18 +100,12 @@ class Workspace:
 class Session:
     """A runner that takes jobs, ended at the latest when the test is over."""
 
-    def __init__(self, workspace: Workspace, flags: tuple[str, ...], env: dict[str, str]) -> None:
+    def __init__(self, workspace: Workspace, flags: tuple[str, ...], env: dict[str, str] | None) -> None:
         self.workspace = workspace
         self.ready: dict[str, Any] = {}
         self._stderr = (workspace.folder / "stderr.txt").open("w+")
-        self.process = subprocess.Popen(
-            [str(workspace.runtime / "farm_runner"), "--serve", *flags],
-            cwd=workspace.folder,
-            env=runner_environment(workspace.runtime, env),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._stderr}
+        self.process = workspace.start("--serve", *flags, env=env, **pipes)
         # Nothing here waits without an end.
         self._limit = threading.Timer(120, self.process.kill)
         self._limit.start()
@@ -120,23 +118,17 @@ class Session:
         self._limit.cancel()
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            try:
+        for pipe in (self.process.stdin, self.process.stdout, self._stderr):
+            with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                continue
-        self._stderr.close()
 
     def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.endswith(b"\n"), f"the session ended: {self.stderr[-2000:]}"
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def send(self, line: bytes) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(line + b"\n")
         self.process.stdin.flush()
 
@@ -147,7 +139,6 @@ class Session:
 
     def end(self) -> int:
         """Close its input and return its exit code."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait()
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_runner.sanitizers import runner_environment
 from small_disk import small_disk
 
 
@@ -217,15 +216,7 @@ def test_a_machine_without_resources_for_the_watchdog(bare: Any, preload: Any, f
 
 
 def _hanging(stub: Any) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [str(stub.runtime / "farm_runner"), "--input_list_path=hang.txt"],
-        cwd=stub.folder,
-        env=runner_environment(stub.runtime, stub.env),
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
+    process = stub.start("--input_list_path=hang.txt", stderr=subprocess.PIPE, text=True)
     assert any("backend stub hangs" in line for line in process.stderr)
     return process
 

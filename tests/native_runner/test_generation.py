@@ -19,9 +19,8 @@ import msgspec
 import numpy as np
 import pytest
 from built_stub import SOURCES, built_stub, executorch_flags
-from native_runner.sanitizers import runner_environment
 from small_disk import small_disk
-from waiting import Started, until
+from waiting import until
 
 from farm.base.hashes import sha256_of
 from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle
@@ -78,27 +77,16 @@ def _prompt(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCABULARY, length).tolist()
 
 
-def _put(workspace: Any, decoders: Path, name: str) -> Stub:
+def _put(workspace: Any, decoders: Path, name: str, *lines: list[list[int]], padding: int = 0) -> Stub:
+    """Put a decoder into a workspace, with the sequences of each line as its inputs."""
     shutil.copy(decoders / f"{name}.pte", workspace.folder / "model.pte")
-    return Stub(decoders, windowed=name == "hybrid")
-
-
-def _list(workspace: Any, *lines: list[list[int]], padding: int = 0) -> None:
     names = []
     for number, sequences in enumerate(lines):
-        files = [
-            workspace.write(f"{number}_{index}.raw", [*tokens, *[-1] * padding], np.int32)
-            for index, tokens in enumerate(sequences)
-        ]
+        padded = [[*tokens, *[-1] * padding] for tokens in sequences]
+        files = [workspace.write(f"{number}_{index}.raw", row, np.int32) for index, row in enumerate(padded)]
         names.append(" ".join(files))
     workspace.list_inputs(*names)
-
-
-def _check_times(generated: dict[str, Any]) -> None:
-    spent = sum(generated["prefill_ns"]) + sum(generated["steps_ns"])
-    assert min(generated["prefill_ns"] + generated["steps_ns"]) > 0
-    assert 0 < generated["first_token_ns"] <= generated["total_ns"]
-    assert spent <= generated["total_ns"]
+    return Stub(decoders, windowed=name == "hybrid")
 
 
 @pytest.mark.parametrize(
@@ -113,23 +101,21 @@ def _check_times(generated: dict[str, Any]) -> None:
     ids=["hybrid", "kv", "lookahead", "lookahead alone", "prefill without caches"],
 )
 def test_it_says_what_the_decoder_says(bare: Any, decoders: Path, name: str, flags: list[str]) -> None:
-    stub = _put(bare, decoders, name)
     lengths = (1, 7, 8, 9, 20, 31, 32)
     prompts = [_prompt(length, length) for length in lengths]
     scored = [_prompt(CONTEXT - 3, 100 + length)[: CONTEXT - length % 5] for length in lengths]
     # A scored sequence of its own, the prompt's, and all of the context.
     scored[2], scored[-1] = prompts[2], prompts[-1]
-    _list(bare, *([prompt, score] for prompt, score in zip(prompts, scored, strict=True)), padding=3)
-    ran = bare.run("--generate=40", "--tokens_path=tokens.txt", "--warm_up=2", *flags)
-    assert ran.code == 0, ran.stderr
-    assert ran.result is not None
+    stub = _put(bare, decoders, name, *map(list, zip(prompts, scored, strict=True)), padding=3)
+    ran = bare.passes("--generate=40", "--tokens_path=tokens.txt", "--warm_up=2", *flags)
     generated = ran.result["generated"]
     assert [one["line"] for one in generated] == list(range(len(prompts)))
     for prompt, one in zip(prompts, generated, strict=True):
         assert one["tokens"] == stub.says(prompt, 40)
         assert one["prompt_tokens"] == len(prompt)
         assert one["ended"] == "context"
-        _check_times(one)
+        assert min(one["prefill_ns"] + one["steps_ns"]) > 0
+        assert 0 < one["first_token_ns"] <= one["total_ns"] >= sum(one["prefill_ns"] + one["steps_ns"])
     tokens = [f"{one['line']} {token}" for one in generated for token in one["tokens"]]
     assert (bare.folder / "tokens.txt").read_text().splitlines() == tokens
     outputs = 1 if "--prefill_method=" in flags else 2
@@ -149,30 +135,25 @@ def test_it_says_what_the_decoder_says(bare: Any, decoders: Path, name: str, fla
 
 
 def test_calls_are_counted_and_timed_one_by_one(bare: Any, decoders: Path) -> None:
-    stub = _put(bare, decoders, "hybrid")
     prompts = [_prompt(17), _prompt(3)]
-    _list(bare, *([prompt] for prompt in prompts))
-    ran = bare.run("--generate=5", "--etdump_path=etdump.etdp")
+    stub = _put(bare, decoders, "hybrid", *([prompt] for prompt in prompts))
+    ran = bare.passes("--generate=5", "--etdump_path=etdump.etdp")
     assert (bare.folder / "etdump.etdp").stat().st_size > 0
-    assert ran.result is not None, ran.stderr
     for prompt, one in zip(prompts, ran.result["generated"], strict=True):
         assert one["tokens"] == stub.says(prompt, 5)
         # Chunks of 8, the last of them with the first token; then a token a call.
         assert (len(one["prefill_ns"]), len(one["steps_ns"])) == (-(-len(prompt) // 8), 4)
         assert one["ended"] == "new"
-    assert [one["iterations_ns"] for one in ran.result["inferences"]] == [
-        one["steps_ns"] for one in ran.result["generated"]
-    ]
+    steps = [one["steps_ns"] for one in ran.result["generated"]]
+    assert [one["iterations_ns"] for one in ran.result["inferences"]] == steps
     assert (ran.result["outputs"], bare.names()) == ([], [])
     assert float((bare.folder / "inference_speed.txt").read_text()) > 0
 
 
 def test_guesses_that_are_right_save_calls_and_change_no_token(bare: Any, decoders: Path) -> None:
-    stub = _put(bare, decoders, "lookahead")
     prompts = [_prompt(length, length) for length in range(1, 13)]
-    _list(bare, *([prompt] for prompt in prompts))
-    ran = bare.run("--generate=16")
-    assert ran.result is not None, ran.stderr
+    stub = _put(bare, decoders, "lookahead", *([prompt] for prompt in prompts))
+    ran = bare.passes("--generate=16")
     assert [one["tokens"] for one in ran.result["generated"]] == [stub.says(prompt, 16) for prompt in prompts]
     calls = [len(one["steps_ns"]) for one in ran.result["generated"]]
     assert max(calls) <= 15
@@ -180,30 +161,24 @@ def test_guesses_that_are_right_save_calls_and_change_no_token(bare: Any, decode
 
 
 def test_a_stop_token_ends_the_text(bare: Any, decoders: Path) -> None:
-    stub = _put(bare, decoders, "hybrid")
     prompt = _prompt(5)
-    output = stub.says(prompt, 8)
-    _list(bare, [prompt])
-    ran = bare.run("--generate=8", f"--stop=99,{output[3]}")
-    assert ran.result is not None, ran.stderr
+    output = _put(bare, decoders, "hybrid", [prompt]).says(prompt, 8)
+    ran = bare.passes("--generate=8", f"--stop=99,{output[3]}")
     (one,) = ran.result["generated"]
     assert one["tokens"] == output[: output.index(output[3]) + 1]
     assert one["ended"] == "stop"
-    first = bare.run("--generate=8", f"--stop={output[0]}")
-    assert first.result is not None
+    first = bare.passes("--generate=8", f"--stop={output[0]}")
     (one,) = first.result["generated"]
     assert (one["tokens"], one["steps_ns"]) == (output[:1], [])
     assert first.result["inferences"][0]["iterations_ns"] == [one["total_ns"]]
 
 
 def test_seconds_are_filled_with_the_prompts_in_turn(bare: Any, decoders: Path) -> None:
-    stub = _put(bare, decoders, "hybrid")
     prompts = [_prompt(4), _prompt(9)]
-    _list(bare, *([prompt, prompt] for prompt in prompts))
+    stub = _put(bare, decoders, "hybrid", *([prompt, prompt] for prompt in prompts))
     begin = time.monotonic()
-    ran = bare.run("--generate=12", "--seconds=1", "--tokens_path=tokens.txt")
+    ran = bare.passes("--generate=12", "--seconds=1", "--tokens_path=tokens.txt")
     assert time.monotonic() - begin >= 1
-    assert ran.result is not None, ran.stderr
     generated = ran.result["generated"]
     assert len(generated) > 4
     assert [one["line"] for one in generated] == [number % 2 for number in range(len(generated))]
@@ -218,7 +193,6 @@ def test_seconds_are_filled_with_the_prompts_in_turn(bare: Any, decoders: Path) 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_sequences_that_are_none_are_refused_before_anything_is_executed(bare: Any, decoders: Path, index: int) -> None:
-    _put(bare, decoders, "hybrid")
     for tokens, message in (
         ([], "has no token"),
         ([-1, -1], "has no token"),
@@ -229,7 +203,7 @@ def test_sequences_that_are_none_are_refused_before_anything_is_executed(bare: A
     ):
         wrong = [[3], [3]]
         wrong[index] = tokens
-        _list(bare, [[1, 2], [1, 2]], wrong)
+        _put(bare, decoders, "hybrid", [[1, 2], [1, 2]], wrong)
         ran = bare.run("--generate=2")
         ran.fails(5, "inputs", f"line 2: '1_{index}.raw' {message}")
         assert ran.error["line"] == 1
@@ -250,21 +224,18 @@ def test_sequences_that_are_none_are_refused_before_anything_is_executed(bare: A
     ],
 )
 def test_flags_that_cannot_be(bare: Any, decoders: Path, flags: list[str], stage: str, message: str) -> None:
-    _put(bare, decoders, "hybrid")
-    _list(bare, [[1]])
+    _put(bare, decoders, "hybrid", [[1]])
     ran = bare.run(*flags)
     assert ran.error["stage"] == stage, ran.stderr
     assert message in ran.error["message"]
 
 
 def test_what_is_over_time_has_a_result_with_all_that_was_said(bare: Any, decoders: Path) -> None:
-    stub = _put(bare, decoders, "hybrid")
-    _list(bare, [_prompt(4), _prompt(4)])
+    stub = _put(bare, decoders, "hybrid", [_prompt(4), _prompt(4)])
     ran = bare.run("--generate=12", "--seconds=60", "--timeout_ms=500", "--tokens_path=tokens.txt")
     assert ran.code == 9, ran.stderr
     # The output is reset between two texts, so that a later text takes the stub no longer.
     assert ran.error["stage"] in ("execute", "outputs")
-    assert ran.result is not None
     generated = ran.result["generated"]
     assert generated[0]["tokens"] == stub.says(_prompt(4), 12)
     assert [one["ended"] for one in generated[:-1]] == ["new"] * (len(generated) - 1)
@@ -276,20 +247,11 @@ def test_what_is_over_time_has_a_result_with_all_that_was_said(bare: Any, decode
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGSEGV], ids=["cancelled", "crashed"])
 def test_no_token_is_lost_when_it_ends_early(bare: Any, decoders: Path, number: signal.Signals) -> None:
-    stub = _put(bare, decoders, "hybrid")
-    _list(bare, [_prompt(4)])
+    stub = _put(bare, decoders, "hybrid", [_prompt(4)])
     tokens = bare.folder / "tokens.txt"
-    with Started(
-        [str(bare.runtime / "farm_runner"), "--generate=12", "--seconds=60", "--tokens_path=tokens.txt"],
-        cwd=bare.folder,
-        env=runner_environment(bare.runtime, {}),
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        until(
-            lambda: (tokens.is_file() and tokens.read_text().count(" ") >= 12) or process.poll() is not None,
-            "12 tokens",
-            60,
-        )
+    flags = ("--generate=12", "--seconds=60", "--tokens_path=tokens.txt")
+    with bare.start(*flags, stderr=subprocess.DEVNULL) as process:
+        until(lambda: tokens.is_file() and tokens.read_text().count(" ") >= 12, "12 tokens", 60)
         assert process.poll() is None
         process.send_signal(number)
         code = process.wait()
@@ -304,14 +266,12 @@ def test_no_token_is_lost_when_it_ends_early(bare: Any, decoders: Path, number: 
 
 
 def test_a_disk_that_fills_ends_it_with_all_that_was_said(bare: Any, decoders: Path, tmp_path: Path) -> None:
-    stub = _put(bare, decoders, "hybrid")
-    _list(bare, [_prompt(4)])
+    stub = _put(bare, decoders, "hybrid", [_prompt(4)])
     with small_disk(tmp_path / "full", "64k") as full:
         ran = bare.run("--generate=12", "--seconds=60", f"--output_folder_path={full}", "--tokens_path=tokens.txt")
         assert list(full.iterdir()) == []
     assert (ran.code, ran.error["stage"]) == (7, "outputs"), ran.stderr
     assert ran.error["message"].startswith(f"cannot write into folder '{full}': No space left on device")
-    assert ran.result is not None
     generated = ran.result["generated"]
     assert len(generated) > 10
     assert [one["tokens"] for one in generated] == [stub.says(_prompt(4), 12)] * len(generated)
@@ -319,9 +279,8 @@ def test_a_disk_that_fills_ends_it_with_all_that_was_said(bare: Any, decoders: P
 
 
 def test_jobs_of_a_session_generate_as_single_runs_do(bare: Any, decoders: Path) -> None:
-    stub = _put(bare, decoders, "hybrid")
     prompts = [_prompt(12), _prompt(2)]
-    _list(bare, *([prompt, prompt] for prompt in prompts))
+    stub = _put(bare, decoders, "hybrid", *([prompt, prompt] for prompt in prompts))
     with bare.serve() as session:
         for _ in range(3):
             answer = session.ask("--generate=6", "--tokens_path=tokens.txt")
@@ -336,13 +295,11 @@ def test_state_is_carried_from_line_to_line(bare: Any, decoders: Path) -> None:
     start = bare.write("start.raw", [10, 20])
     bare.list_inputs(*(f"{bare.write(f'x{line}.raw', x)} {start}" for line, x in enumerate(xs)))
     # How often a line is executed does not matter.
-    ran = bare.run("--carry=1:1", "--iteration=3", "--warm_up=1")
-    assert ran.code == 0, ran.stderr
+    bare.passes("--carry=1:1", "--iteration=3", "--warm_up=1")
     for line, total in enumerate(np.cumsum(xs, axis=0) + np.float32([10, 20])):
         assert bare.output(line, 1).tolist() == total.tolist()
         assert bare.output(line, 0).tolist() == (2 * total).tolist()
-    alone = bare.run()
-    assert alone.code == 0
+    bare.passes()
     assert bare.output(2, 1).tolist() == [15, 26]
     bare.run("--carry=1:2").fails(4, "load", "the method has 2 outputs and 2 inputs")
 
@@ -357,14 +314,11 @@ def test_weights_that_methods_share_are_refused_before_they_crash(bare: Any, dec
 
 @pytest.mark.parametrize("name", ["hybrid", "lookahead"])
 def test_likelihoods_are_two_logarithms_for_each_position(bare: Any, decoders: Path, name: str) -> None:
-    stub = _put(bare, decoders, name)
     prompts = [_prompt(length, length) for length in (4, 9)]
     scored = [prompts[0] + _prompt(12, 1), prompts[1]]
-    _list(bare, *([prompt, score] for prompt, score in zip(prompts, scored, strict=True)), padding=0)
+    stub = _put(bare, decoders, name, *map(list, zip(prompts, scored, strict=True)))
     bare.write("1_1.raw", [*scored[1], *[-1] * (len(scored[0]) - len(scored[1]))], np.int32)
-    ran = bare.run("--generate=1", "--likelihoods=true")
-    assert ran.code == 0, ran.stderr
-    assert ran.result is not None
+    ran = bare.passes("--generate=1", "--likelihoods=true")
     assert [tuple(one["shape"]) for one in ran.result["outputs"]] == [(len(scored[0]), 2)]
     assert len(bare.names()) == len(prompts)
     for line, tokens in enumerate(scored):
@@ -401,7 +355,6 @@ def shortened(bundle: Bundle, folder: Path) -> Bundle:
     The logits of a position depend on earlier positions alone, so that the references stay true.
     """
     manifest = bundle.manifest
-    assert manifest.generation is not None
     length, vocabulary = _PROMPT + _NEW, manifest.generation.vocabulary
     files = {MODEL: bundle.model.read_bytes()}
     for sample in range(manifest.samples):

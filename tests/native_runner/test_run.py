@@ -27,8 +27,7 @@ def _sqnr_db(reference: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> f
 
 
 def test_outputs_are_those_of_the_compiled_module(conv: Any, models: Path) -> None:
-    ran = conv.run("--iteration=3", "--warm_up", "2", "--performance_output_path=speed.txt")
-    assert ran.code == 0, ran.stderr
+    ran = conv.passes("--iteration=3", "--warm_up", "2", "--performance_output_path=speed.txt")
     assert conv.names() == ["output_0_0.raw", "output_1_0.raw"]
     for i in range(2):
         actual = np.fromfile(conv.folder / "outputs" / f"output_{i}_0.raw", np.float32)
@@ -76,8 +75,7 @@ def test_options_reach_the_backend_and_an_etdump_is_written_only_when_asked_for(
     assert {path.name for path in conv.folder.iterdir() if path.suffix != ".raw"} == {
         "input_list.txt", "model.pte", "outputs",
     }  # fmt: skip
-    loud = conv.run("--log_level=4", "--htp_performance_mode=2", "--etdump_path=e.etdp", "--profile_level=2")
-    assert loud.code == 0
+    loud = conv.passes("--log_level=4", "--htp_performance_mode=2", "--etdump_path=e.etdp", "--profile_level=2")
     assert "log_level 4" in loud.stdout + loud.stderr
     assert "log_level 4" not in quiet.stdout + quiet.stderr
     dump = (conv.folder / "e.etdp").read_bytes()
@@ -92,8 +90,7 @@ def test_several_inputs_and_outputs_keep_their_order_and_type(bare: Any, models:
         bare.write(f"index{i}.raw", index, np.int64)
     # Blank lines, carriage returns and a second space do no harm.
     (bare.folder / "input_list.txt").write_bytes(b"\ntable0.raw index0.raw\r\n  \n table1.raw  index1.raw")
-    ran = bare.run(f"--model_path={models / 'select.pte'}")
-    assert ran.code == 0, ran.stderr
+    ran = bare.passes(f"--model_path={models / 'select.pte'}")
     assert [spec["dtype"] for spec in ran.result["inputs"]] == ["float32", "int64"]
     assert bare.names() == [f"output_{line}_{index}.raw" for line in range(2) for index in range(2)]
     assert bare.output(0, 0).tolist() == table[[3, 0, 1]].ravel().tolist()
@@ -102,8 +99,7 @@ def test_several_inputs_and_outputs_keep_their_order_and_type(bare: Any, models:
 
 def test_a_number_is_an_output_too(bare: Any, models: Path) -> None:
     bare.list_inputs(bare.write("x.raw", [1.5, 2]))
-    ran = bare.run(f"--model_path={models / 'scalar.pte'}")
-    assert ran.code == 0, ran.stderr
+    ran = bare.passes(f"--model_path={models / 'scalar.pte'}")
     assert [(spec["shape"], spec["dtype"]) for spec in ran.result["outputs"]] == [([], "float32"), ([], "int64")]
     assert (bare.output(0, 0).tolist(), bare.output(0, 1, np.int64).tolist()) == ([3.5], [7])
 
@@ -174,8 +170,7 @@ def test_a_dynamic_output_counts_as_it_is_written(bare: Any, models: Path) -> No
 
 
 def test_version_and_help_go_to_standard_output(bare: Any) -> None:
-    version = bare.run("--version")
-    assert version.code == 0
+    version = bare.passes("--version")
     assert version.stdout.startswith("farm_runner ")
     assert "executorch" in version.stdout
     help_text = bare.run("--help").stdout
@@ -255,8 +250,7 @@ def test_flags_are_written_as_gflags_writes_them(bare: Any, style: str) -> None:
 def test_xnnpack_runs_and_takes_a_shape_below_its_bound(bare: Any, models: Path) -> None:
     bare.list_inputs(str(models / "xnnpack_input.raw"))
     (bare.folder / "shape.txt").write_text("2, 8\n")
-    ran = bare.run(f"--model_path={models / 'xnnpack.pte'}", "--input_shape_path=shape.txt", "--iteration=3")
-    assert ran.code == 0, ran.stderr
+    ran = bare.passes(f"--model_path={models / 'xnnpack.pte'}", "--input_shape_path=shape.txt", "--iteration=3")
     assert ran.result["inputs"][0]["shape"] == [2, 8]
     assert ran.result["outputs"] == [{"shape": [2, 4], "dtype": "float32", "nbytes": 32}]
     reference = np.fromfile(models / "xnnpack_fp32.raw", np.float32)
@@ -322,8 +316,7 @@ def test_a_shape_of_a_program_that_has_only_one(conv: Any) -> None:
 @pytest.mark.parametrize(("index", "factor"), [(0, 2), (1, 3)])
 def test_each_method_of_a_program(bare: Any, models: Path, index: int, factor: int) -> None:
     bare.list_inputs(bare.write("x.raw", [1, 5]))
-    ran = bare.run(f"--model_path={models / 'methods.pte'}", f"--method_index={index}")
-    assert ran.code == 0, ran.stderr
+    ran = bare.passes(f"--model_path={models / 'methods.pte'}", f"--method_index={index}")
     assert ran.result["method"] == ("double", "triple")[index]
     assert bare.output(0, 0).tolist() == [factor, 5 * factor]
 
@@ -343,16 +336,14 @@ def test_a_method_without_inputs_is_executed_for_every_line(bare: Any, models: P
 
 def test_a_program_that_leaves_the_memory_to_its_caller(bare: Any, models: Path) -> None:
     bare.list_inputs(bare.write("x.raw", [1, 5]), bare.write("y.raw", [2, -1]))
-    ran = bare.run(f"--model_path={models / 'outside.pte'}", "--iteration=2")
-    assert ran.code == 0, ran.stderr
+    bare.passes(f"--model_path={models / 'outside.pte'}", "--iteration=2")
     assert bare.output(0, 0).tolist() == [2, 10]
     assert bare.output(1, 0).tolist() == [4, -2]
 
 
 def test_intermediate_outputs_come_with_an_etdump(conv: Any, models: Path) -> None:
     model = f"--model_path={models / 'conv_dump.pte'}"
-    ran = conv.run(model, "--dump_intermediate_outputs")
-    assert ran.code == 0, ran.stderr
+    ran = conv.passes(model, "--dump_intermediate_outputs")
     values = (conv.folder / "debug_output.bin").read_bytes()
     assert b"ED00" in (conv.folder / "etdump.etdp").read_bytes()[:16]
     # The dump has the used part, not 100 MB of zeros, with the outputs of both inferences.
@@ -367,11 +358,10 @@ def test_intermediate_outputs_come_with_an_etdump(conv: Any, models: Path) -> No
 
 
 def test_intermediate_outputs_go_where_they_are_sent(conv: Any, models: Path) -> None:
-    ran = conv.run(
+    ran = conv.passes(
         *(f"--model_path={models / 'conv_dump.pte'}", "--dump_intermediate_outputs"),
         *("--debug_output_path=d.bin", "--etdump_path=d.etdp"),
     )
-    assert ran.code == 0, ran.stderr
     assert sorted(path.name for path in conv.folder.glob("d.*")) == ["d.bin", "d.etdp"]
     assert not (conv.folder / "etdump.etdp").exists()
     ran = conv.run("--dump_intermediate_outputs", "--debug_output_path=none/d.bin")
@@ -389,8 +379,7 @@ def test_a_shared_buffer_is_what_the_program_executes_on(conv: Any, models: Path
     flags = ("-shared", "-fPIC", "-Wl,-soname,libcdsprpc.so", SOURCES / "cdsprpc_stub.cpp")
     library = built_stub(farm_cache, "libcdsprpc.so", *flags)
     model = f"--model_path={models / 'conv_shared.pte'}"
-    ran = conv.run(model, "--shared_buffer", env={"LD_PRELOAD": str(library)})
-    assert ran.code == 0, ran.stderr
+    ran = conv.passes(model, "--shared_buffer", env={"LD_PRELOAD": str(library)})
     assert [line for line in ran.stderr.splitlines() if "rpcmem stub" in line] == [
         *("rpcmem stub: allocated 3072", "rpcmem stub: allocated 8192"),
         *("rpcmem stub: freed", "rpcmem stub: freed"),
@@ -404,8 +393,7 @@ def test_runtime_options_of_lpai_reach_the_backend(conv: Any, preload: Callable[
     # Each value is another one, and all of them are set before the first program loads.
     options = {"fps": 30, "ftrt_ratio": 10, "client_perf_type": 1, "affinity": 2, "core_selection": 3}
     stub = preload("process_options_stub")
-    ran = conv.run(*(f"--lpai_{name}={value}" for name, value in options.items()), env=stub)
-    assert ran.code == 0, ran.stderr
+    ran = conv.passes(*(f"--lpai_{name}={value}" for name, value in options.items()), env=stub)
     output = re.findall(r"^stub: (.*)$", ran.stderr, re.MULTILINE)
     assert output == [*(f"qnn_runtime_lpai_{name}={value}" for name, value in options.items()), "loads"]
     assert re.findall(r"^stub: (.*)$", conv.run(env=stub).stderr, re.MULTILINE) == ["loads"]

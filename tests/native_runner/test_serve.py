@@ -39,8 +39,7 @@ def test_every_job_is_answered_when_its_files_are_there(conv: Any) -> None:
             assert (conv.folder / f"e{job}.etdp").stat().st_size > 0
             assert float((conv.folder / f"p{job}.txt").read_text()) > 0
         assert session.end() == 0
-    single = conv.run()
-    assert single.code == 0
+    conv.passes()
     assert conv.output(1, 0).tobytes() == (conv.folder / "out1" / "output_1_0.raw").read_bytes()
     # The backend started once, though all jobs are the program that is kept loaded.
     assert session.stderr.count("Creating new backend bundle") == 1
@@ -147,11 +146,9 @@ def test_jobs_from_a_file_and_answers_into_one(conv: Any) -> None:
     jobs, answers = conv.folder / "jobs.txt", conv.folder / "answers.jsonl"
     # The last line does not end, and input that ends does not end a job.
     jobs.write_text("--iteration=1\n\n--nosuch\n--iteration=20")
-    with jobs.open() as stdin, answers.open("w") as stdout:
-        subprocess.run(
-            [str(conv.runtime / "farm_runner"), "--serve"], cwd=conv.folder, env=runner_environment(conv.runtime, {}),
-            stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, timeout=120, check=True,
-        )  # fmt: skip
+    files = {"stdin": jobs.open(), "stdout": answers.open("w"), "stderr": subprocess.DEVNULL}
+    with files["stdin"], files["stdout"], conv.start("--serve", **files) as process:
+        assert process.wait(120) == 0
     lines = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [line.get("job") for line in lines] == [None, 0, 1, 2]
     assert [line.get("ok") for line in lines] == [None, True, False, True]
@@ -277,7 +274,6 @@ def test_a_crash_ends_the_session_without_an_answer(stub: Any) -> None:
         assert session.ask("--input_list_path=work.txt")["ok"] is True
         session.send(b"--input_list_path=crash.txt")
         assert session.process.wait() == -signal.SIGSEGV
-        assert session.process.stdout is not None
         assert session.process.stdout.read() == b""
         marks = [line for line in session.stderr.splitlines() if line.startswith("farm_runner: job")]
         assert marks[-1] == "farm_runner: job 1 begins"
@@ -304,14 +300,12 @@ def test_a_session_that_nobody_listens_to_ends_in_the_middle_of_a_job(stub: Any)
     with stub.serve() as session:
         session.send(b"--input_list_path=hang.txt")
         session.wait_for("backend stub hangs")
-        assert session.process.stdout is not None
         session.process.stdout.close()
         assert session.process.wait() == 10
 
 
 def test_a_session_that_nobody_listens_to_ends_while_it_waits(bare: Any) -> None:
     with bare.serve() as session:
-        assert session.process.stdout is not None
         session.process.stdout.close()
         assert session.process.wait() == 10
 
