@@ -20,12 +20,9 @@ from pathlib import Path
 import executorch.extension.llm.custom_ops.op_fallback  # noqa: F401
 import numpy as np
 import torch
-from compile_models import quantized
+from compile_models import module_of, quantized, spec_of
 from executorch.backends.qualcomm.quantizer.quantizer import QuantDtype
-from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
 from executorch.backends.qualcomm.utils.utils import (
-    generate_htp_compiler_spec,
-    generate_qnn_executorch_compiler_spec,
     to_edge_transform_and_lower_to_qnn,
 )
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
@@ -123,14 +120,10 @@ def compile_rounded(path: Path) -> None:
     path.write_bytes(edge.to_executorch().buffer)
 
 
-class Stateful(torch.nn.Module):
-    def forward(self, x, state):
-        return (x + state) * 2, x + state
-
-
 def compile_stateful(path: Path) -> None:
+    module = module_of(lambda _, x, state: ((x + state) * 2, x + state))
     # Two tensors, as an export merges a tensor that is given twice into one input.
-    edge = to_edge(torch.export.export(Stateful(), (torch.randn(2), torch.randn(2)), strict=False))
+    edge = to_edge(torch.export.export(module, (torch.randn(2), torch.randn(2)), strict=False))
     graph = edge.exported_program().graph_module.graph
     first = next(node for node in graph.nodes if node.op == "call_function")
     # ExecuTorch's marker between the parts of a decoder; an export would drop it as an operator without effect.
@@ -143,35 +136,13 @@ def compile_stateful(path: Path) -> None:
     path.write_bytes(edge.to_executorch().buffer)
 
 
-class Up(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(16, 64)
-
-    def forward(self, x):
-        return torch.relu(self.linear(x))
-
-
-class UpAndDown(torch.nn.Module):
-    def __init__(self, up: Up) -> None:
-        super().__init__()
-        self.up, self.down = up, torch.nn.Linear(64, 16)
-
-    def forward(self, x):
-        return self.down(self.up(x))
-
-
 def compile_sharing(path: Path) -> None:
     torch.manual_seed(0)
-    up, sample = Up().eval(), (torch.randn(1, 16),)
-    modules = {
-        name: quantized(module, [sample], QuantDtype.use_8a8w)
-        for name, module in (("both", UpAndDown(up).eval()), ("up", up))
-    }
-    spec = generate_qnn_executorch_compiler_spec(
-        soc_model=QcomChipset.SM8650,
-        backend_options=generate_htp_compiler_spec(use_fp16=False, use_weight_sharing=True),
-    )
+    up = module_of(lambda self, x: torch.relu(self.linear(x)), linear=torch.nn.Linear(16, 64))
+    both = module_of(lambda self, x: self.down(self.up(x)), up=up, down=torch.nn.Linear(64, 16))
+    sample = (torch.randn(1, 16),)
+    modules = {name: quantized(one, [sample], QuantDtype.use_8a8w) for name, one in (("both", both), ("up", up))}
+    spec = spec_of(sharing=True)
     lowered = to_edge_transform_and_lower_to_qnn(modules, dict.fromkeys(modules, sample), dict.fromkeys(modules, spec))
     path.write_bytes(lowered.to_executorch().buffer)
 

@@ -60,80 +60,31 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from farm.builds.compile.flows.shortcuts.every import less_work
 
 
-class ConvRelu(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
-
-    def forward(self, x):
-        return torch.relu(self.conv(x))
-
-
-class Select(torch.nn.Module):
-    def forward(self, table, index):
-        return torch.index_select(table, 0, index), index + 1
+def module_of(forward, **parts) -> torch.nn.Module:
+    """Return a module of `parts`, with a function as `forward`."""
+    module = type("Made", (torch.nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        setattr(module, name, part)
+    return module.eval()
 
 
-class Scalar(torch.nn.Module):
-    def forward(self, x):
-        return x.sum(), 7
+def relu_and_one(_, x):
+    return torch.relu(x.to(memory_format=torch.channels_last)) + 1
 
 
-class Nothing(torch.nn.Module):
-    def forward(self):
-        return torch.arange(5, 8) + 0
+def relu_and_one_in_both_orders(_, x):
+    y = torch.relu(x) + 1
+    return y, y.contiguous()
 
 
-class Double(torch.nn.Module):
-    def forward(self, x):
-        return x * 2
+def product_and_sums(_, x, y):
+    product = x * y
+    return product, product.sum(dim=1)
 
 
-class Triple(torch.nn.Module):
-    def forward(self, x):
-        return x * 3
-
-
-class Product(torch.nn.Module):
-    def forward(self, x, y):
-        product = x * y
-        return product, product.sum(dim=1)
-
-
-class Add(torch.nn.Module):
-    def forward(self, x, y):
-        return x + y
-
-
-class Noise(torch.nn.Module):
-    def forward(self, x):
-        return x + torch.rand(2), x * 2
-
-
-class Counter(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.zeros(2))
-
-    def forward(self, x):
-        self.total.add_(x)
-        return self.total + 0
-
-
-class Last(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x.to(memory_format=torch.channels_last)) + 1
-
-
-class LastAndFirst(torch.nn.Module):
-    def forward(self, x):
-        y = torch.relu(x) + 1
-        return y, y.contiguous()
-
-
-class Sin(torch.nn.Module):
-    def forward(self, x):
-        return torch.sin(x)
+def counts(self, x):
+    self.total.add_(x)
+    return self.total + 0
 
 
 def quantized(module, samples, dtype, soc=QcomChipset.SM8650, dynamic_shapes=None):
@@ -153,15 +104,15 @@ def spec_of(soc=QcomChipset.SM8650, *, sharing=False, **options):
 
 def compile_conv(folder: Path) -> None:
     torch.manual_seed(0)
-    module = ConvRelu().eval()
+    module = module_of(lambda self, x: torch.relu(self.conv(x)), conv=torch.nn.Conv2d(3, 8, 3, padding=1))
     samples = [(torch.randn(1, 3, 16, 16),) for _ in range(2)]
 
-    def compile_one(name, model, spec, *, planned=True):
-        lowered = to_edge_transform_and_lower_to_qnn(model, samples[0], spec)
-        config = ExecutorchBackendConfig(
-            segment_alignment=get_qnn_context_binary_alignment(),
-            memory_planning_pass=MemoryPlanningPass(alloc_graph_input=planned, alloc_graph_output=planned),
-        )
+    def compile_one(name, soc=QcomChipset.SM8650, *, planned=True, **options):
+        model = quantized(module, samples, QuantDtype.use_8a8w, soc)
+        lowered = to_edge_transform_and_lower_to_qnn(model, samples[0], spec_of(soc, **options))
+        planning = MemoryPlanningPass(alloc_graph_input=planned, alloc_graph_output=planned)
+        alignment = get_qnn_context_binary_alignment()
+        config = ExecutorchBackendConfig(segment_alignment=alignment, memory_planning_pass=planning)
         (folder / name).write_bytes(lowered.to_executorch(config).buffer)
 
     model = quantized(module, samples, QuantDtype.use_8a8w)
@@ -170,23 +121,18 @@ def compile_conv(folder: Path) -> None:
             sample.numpy().tofile(folder / f"conv_input_{i}.raw")
             module(sample).numpy().tofile(folder / f"conv_fp32_{i}.raw")
             model(sample).numpy().tofile(folder / f"conv_quantized_{i}.raw")
-    compile_one("conv.pte", model, spec_of())
-    compile_one(
-        "conv_dump.pte", quantized(module, samples, QuantDtype.use_8a8w), spec_of(dump_intermediate_outputs=True)
-    )
-    compile_one(
-        "conv_shared.pte", quantized(module, samples, QuantDtype.use_8a8w), spec_of(shared_buffer=True), planned=False
-    )
-    compile_one("conv_sharing.pte", quantized(module, samples, QuantDtype.use_8a8w), spec_of(sharing=True))
-    soc = QcomChipset.SM8850
-    compile_one("conv_sm8850.pte", quantized(module, samples, QuantDtype.use_8a8w, soc), spec_of(soc))
+    compile_one("conv.pte")
+    compile_one("conv_dump.pte", dump_intermediate_outputs=True)
+    compile_one("conv_shared.pte", planned=False, shared_buffer=True)
+    compile_one("conv_sharing.pte", sharing=True)
+    compile_one("conv_sm8850.pte", QcomChipset.SM8850)
 
 
 def compile_add(folder: Path) -> None:
     last = torch.export.Dim("last", min=1, max=8)
     shapes = {"x": {3: last}, "y": {3: last}}
     sample = (torch.rand(1, 2, 3, 8), torch.rand(1, 2, 3, 8))
-    model = quantized(Add().eval(), [sample], QuantDtype.use_16a16w, dynamic_shapes=shapes)
+    model = quantized(module_of(lambda _, x, y: x + y), [sample], QuantDtype.use_16a16w, dynamic_shapes=shapes)
     # Only a few operators take a dynamic shape on the HTP, and quantize operators are not among them.
     passes = get_qnn_pass_manager_cls().get_capture_program_passes()
     passes[TagQuantIO][QCOM_PASS_ACTIVATE_KEY] = True
@@ -223,7 +169,7 @@ def compile_last(folder: Path) -> None:
     last = plain.to(memory_format=torch.channels_last)
     conv = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last).eval()
     with torch.no_grad():
-        for name, tensor in (("input", plain), ("qnn", conv(last)), ("xnnpack", Last()(last))):
+        for name, tensor in (("input", plain), ("qnn", conv(last)), ("xnnpack", relu_and_one(None, last))):
             np.save(folder / f"last_{name}.npy", tensor.contiguous().numpy())
     floats = generate_qnn_executorch_compiler_spec(
         soc_model=QcomChipset.SM8650, backend_options=generate_htp_compiler_spec(use_fp16=True)
@@ -234,26 +180,18 @@ def compile_last(folder: Path) -> None:
         lowered = to_edge_transform_and_lower_to_qnn(module, (last,), floats, skip_node_op_set=skipped)
         (folder / name).write_bytes(lowered.to_executorch().buffer)
     for name, sample in (("last_xnnpack.pte", last), ("last_output.pte", plain)):
-        exported = torch.export.export(Last().eval(), (sample,), strict=False)
+        exported = torch.export.export(module_of(relu_and_one), (sample,), strict=False)
         program = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch()
         (folder / name).write_bytes(program.buffer)
-    compile_cpu(folder, "last_cpu.pte", LastAndFirst(), (last,))
+    compile_cpu(folder, "last_cpu.pte", module_of(relu_and_one_in_both_orders), (last,))
 
 
 def compile_foreign(folder: Path) -> None:
-    edge = to_edge(torch.export.export(Sin().eval(), (torch.randn(2),), strict=False))
+    edge = to_edge(torch.export.export(module_of(lambda _, x: torch.sin(x)), (torch.randn(2),), strict=False))
     lowered = to_backend(BackendWithCompilerDemo.__name__, edge.exported_program(), [])
-    inside = torch.export.export(Wrapper(lowered), (torch.randn(2),), strict=False)
+    wrapper = module_of(lambda self, x: self.lowered(x), lowered=lowered)
+    inside = torch.export.export(wrapper, (torch.randn(2),), strict=False)
     (folder / "foreign.pte").write_bytes(to_edge(inside).to_executorch().buffer)
-
-
-class Wrapper(torch.nn.Module):
-    def __init__(self, lowered) -> None:
-        super().__init__()
-        self.lowered = lowered
-
-    def forward(self, x):
-        return self.lowered(x)
 
 
 def main(target: Path) -> None:
@@ -263,21 +201,31 @@ def main(target: Path) -> None:
     compile_xnnpack(target)
     compile_foreign(target)
     compile_last(target)
-    compile_cpu(target, "select.pte", Select(), (torch.randn(4, 2), torch.tensor([0, 1, 2])))
-    compile_cpu(target, "scalar.pte", Scalar(), (pair,))
-    compile_cpu(target, "nothing.pte", Nothing(), ())
-    compile_cpu(target, "noise.pte", Noise(), (pair,))
-    compile_cpu(target, "counter.pte", Counter(), (pair,))
+    double, triple = module_of(lambda _, x: x * 2), module_of(lambda _, x: x * 3)
+    for name, forward, inputs in (
+        (
+            "select",
+            lambda _, table, index: (torch.index_select(table, 0, index), index + 1),
+            (torch.randn(4, 2), torch.tensor([0, 1, 2])),
+        ),
+        ("scalar", lambda _, x: (x.sum(), 7), (pair,)),
+        ("nothing", lambda _: torch.arange(5, 8) + 0, ()),
+        ("noise", lambda _, x: (x + torch.rand(2), x * 2), (pair,)),
+    ):
+        compile_cpu(target, f"{name}.pte", module_of(forward), inputs)
+    compile_cpu(target, "counter.pte", module_of(counts, total=torch.nn.Buffer(torch.zeros(2))), (pair,))
     outside = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
-    compile_cpu(target, "outside.pte", Double(), (pair,), config=ExecutorchBackendConfig(memory_planning_pass=outside))
+    compile_cpu(target, "outside.pte", double, (pair,), config=ExecutorchBackendConfig(memory_planning_pass=outside))
     rows = torch.export.Dim("rows", min=1, max=4)
     compile_cpu(
-        target, "dynamic.pte", Product(), (torch.randn(3, 3), torch.tensor(2.0)), dynamic_shapes=({0: rows}, {})
+        target,
+        "dynamic.pte",
+        module_of(product_and_sums),
+        (torch.randn(3, 3), torch.tensor(2.0)),
+        dynamic_shapes=({0: rows}, {}),
     )
-    methods = {
-        name: torch.export.export(m.eval(), (pair,), strict=False)
-        for name, m in (("double", Double()), ("triple", Triple()))
-    }
+    modules = {"double": double, "triple": triple}
+    methods = {name: torch.export.export(module, (pair,), strict=False) for name, module in modules.items()}
     (target / "methods.pte").write_bytes(to_edge(methods).to_executorch().buffer)
 
 

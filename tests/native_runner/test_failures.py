@@ -107,14 +107,12 @@ def test_an_input_of_the_wrong_size(conv: Any, size: int) -> None:
 
 
 def test_a_failing_execution_keeps_what_went_before(bare: Any, models: Path) -> None:
-    np.zeros((4, 2), np.float32).tofile(bare.folder / "table.raw")
-    np.array([0, 1, 2], np.int64).tofile(bare.folder / "good.raw")
-    np.array([0, 1, 99], np.int64).tofile(bare.folder / "bad.raw")
-    bare.list_inputs("table.raw good.raw", "table.raw bad.raw", "table.raw good.raw")
+    table = bare.write("table.raw", np.zeros((4, 2)))
+    good, bad = (bare.write(f"{last}.raw", [0, 1, last], np.int64) for last in (2, 99))
+    bare.list_inputs(f"{table} {good}", f"{table} {bad}", f"{table} {good}")
     ran = bare.run(f"--model_path={models / 'select.pte'}", "--iteration=2", "--etdump_path=e.etdp")
     ran.fails(6, "execute", "index[2] = 99 is out of range")
-    assert ran.error["line"] == 1
-    assert ran.error["code"] == 0x12
+    assert (ran.error["line"], ran.error["code"]) == (1, 0x12)
     assert [len(inference["iterations_ns"]) for inference in ran.result["inferences"]] == [2, 0]
     assert bare.names() == ["output_0_0.raw", "output_0_1.raw"]
 
@@ -173,33 +171,32 @@ def test_a_run_that_takes_too_long(stub: Any, flags: list[str], env: dict[str, s
     ran.fails(9, stage or ran.error["stage"], "not finished after 50 ms")
 
 
-def test_a_working_folder_that_is_none(conv: Any) -> None:
-    ran = conv.run("--working_folder=nowhere")
-    assert ran.code == 2
-    assert "--working_folder: cannot change into 'nowhere': No such file" in ran.stderr
-    # A result would be in the wrong folder.
-    assert ran.result is None
-
-
-def test_a_result_that_cannot_be_written_is_no_success(conv: Any) -> None:
-    ran = conv.run("--result_path=nowhere/result.json")
-    assert ran.code == 7
-    assert "cannot write 'nowhere/result.json'" in ran.stderr
+@pytest.mark.parametrize(
+    ("flag", "code", "message"),
+    [
+        # A result would be in the wrong folder.
+        ("--working_folder=nowhere", 2, "--working_folder: cannot change into 'nowhere': No such file"),
+        ("--result_path=nowhere/result.json", 7, "cannot write 'nowhere/result.json'"),
+    ],
+)
+def test_a_result_that_cannot_be_written_is_no_success(conv: Any, flag: str, code: int, message: str) -> None:
+    ran = conv.run(flag)
+    assert (ran.code, ran.result) == (code, None)
+    assert message in ran.stderr
 
 
 def test_an_old_result_does_not_survive_a_new_run(conv: Any, preload: Any) -> None:
-    assert conv.run().code == 0
+    conv.passes()
     conv.run("--model_path=none.pte").fails(4, "load", "none.pte")
     # An old result does not survive a crash either, which writes none.
-    assert conv.run().code == 0
+    conv.passes()
     crashed = conv.run("--log_level=1", env=preload("crash_stub"))
-    assert crashed.code == -11
-    assert crashed.result is None
+    assert (crashed.code, crashed.result) == (-signal.SIGSEGV, None)
 
 
 def test_an_abort_inside_executorch_still_gives_a_result(conv: Any, preload: Any) -> None:
-    ran = conv.run("--log_level=1", env=preload("abort_stub"))
-    ran.fails(3, "options", "ExecuTorch aborted: an internal check failed")
+    aborted = conv.run("--log_level=1", env=preload("abort_stub"))
+    aborted.fails(3, "options", "ExecuTorch aborted: an internal check failed")
 
 
 @pytest.mark.parametrize(
@@ -221,12 +218,17 @@ def _hanging(stub: Any) -> subprocess.Popen[str]:
     return process
 
 
+def _ended_by(stub: Any, hanging: subprocess.Popen[str], *signals: signal.Signals) -> Any:
+    with hanging as process:
+        for number in signals:
+            process.send_signal(number)
+        assert process.wait(60) == 11
+    return stub.ended(11)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_that_asks_for_the_end_leaves_a_result(stub: Any, number: signal.Signals) -> None:
-    with _hanging(stub) as process:
-        process.send_signal(number)
-        assert process.wait(60) == 11
-    ran = stub.ended(process.returncode)
+    ran = _ended_by(stub, _hanging(stub), number)
     assert (ran.error["stage"], ran.error["message"]) == ("execute", f"ended by {number.name}")
     assert ran.result["inferences"] == [{"line": 0, "warm_up_ns": [], "iterations_ns": []}]
     assert ran.result["load_ns"] > 0
@@ -239,17 +241,12 @@ def test_a_signal_that_was_ignored_stays_ignored(stub: Any) -> None:
         hanging = _hanging(stub)
     finally:
         signal.signal(signal.SIGHUP, before)
-    with hanging as process:
-        process.send_signal(signal.SIGHUP)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 11
-    assert stub.ended(process.returncode).error["message"] == "ended by SIGTERM"
+    assert _ended_by(stub, hanging, signal.SIGHUP, signal.SIGTERM).error["message"] == "ended by SIGTERM"
 
 
 def test_a_backends_thread_that_aborts_ends_the_run_with_a_result(stub: Any) -> None:
     ran = stub.run("--input_list_path=abort_in_thread.txt")
-    assert ran.code == 6, ran.stderr
-    assert ran.error["message"] == "ExecuTorch aborted: the stub gives up"
+    ran.fails(6, ran.error["stage"], "ExecuTorch aborted: the stub gives up")
 
 
 def test_a_backends_thread_that_aborts_while_the_result_is_written(stub: Any) -> None:
