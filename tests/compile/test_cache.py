@@ -5,9 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -134,11 +134,8 @@ def test_two_builds_of_the_same_never_collide(tmp_path: Path) -> None:
 
         BundleCache(tmp_path).build(KEY, make)
 
-    threads = [threading.Thread(target=build, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(build, range(4)))
     assert len(built) == 1
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from farm.base.config.settings import Config
-    from farm.builds.compile.compiler_process import CompilerEnding
     from farm.builds.toolchains.toolchain import Compiler, Toolchain
     from farm.suites.suite import Job
 
@@ -165,33 +164,26 @@ class BuilderSlot:
         answer = builder.ask(request, self._timeout_s, self._limits.most_mb)
         if isinstance(answer, BuildReply):
             return answer, _Retry.BESIDE if answer.infra else _Retry.NO
-        return self._without_reply(request, answer, builder.log, fresh=fresh)
-
-    def _without_reply(
-        self, request: BuildRequest, ended: CompilerEnding, log: Path, *, fresh: bool
-    ) -> tuple[BuildReply, _Retry]:
-        node = take_node(Path(request.log))
-
-        def failed(reason: str, *, seconds: float = 0.0, infra: bool = False) -> BuildReply:
-            reason = f"{reason}; it was at {node}" if node else reason
-            return BuildReply(request.key, ok=False, seconds=seconds, reason=reason, infra=infra)
-
-        if ended.greedy and not ended.overdue:
+        node, infra, again = take_node(Path(request.log)), False, _Retry.NO
+        if answer.greedy and not answer.overdue:
             reason = (
                 f"the compiler was ended as it took more than {self._limits.most_mb} MB of memory: "
                 "if the case needs them, raise build.memory_mb in farm.toml"
             )
             # Leftovers of earlier jobs may be a part of the memory, so that a used builder gets a second attempt.
-            return failed(reason), _Retry.NO if fresh else _Retry.BESIDE
-        if reason := ended.compiler_reason(self._timeout_s):
-            return failed(reason, seconds=self._timeout_s if ended.overdue else 0.0), _Retry.NO
-        if -ended.code == signal.SIGKILL:
-            reason = (
-                "the builder process was killed (signal 9), most likely as the machine ran out of memory: "
-                f"set build.builders or build.memory_mb lower in farm.toml (log: {log})"
-            )
-            return failed(reason, infra=True), _Retry.ALONE
-        return failed(f"the builder process ended with {ending(ended.code)}: see {log}", infra=True), _Retry.BESIDE
+            again = _Retry.NO if fresh else _Retry.BESIDE
+        elif not (reason := answer.compiler_reason(self._timeout_s)):
+            infra, again = True, _Retry.BESIDE
+            reason = f"the builder process ended with {ending(answer.code)}: see {builder.log}"
+            if -answer.code == signal.SIGKILL:
+                again = _Retry.ALONE
+                reason = (
+                    "the builder process was killed (signal 9), most likely as the machine ran out of memory: "
+                    f"set build.builders or build.memory_mb lower in farm.toml (log: {builder.log})"
+                )
+        seconds = self._timeout_s if answer.overdue else 0.0
+        reason = f"{reason}; it was at {node}" if node else reason
+        return BuildReply(request.key, ok=False, seconds=seconds, reason=reason, infra=infra), again
 
     def _process(self, compiler: Compiler, job: Job) -> BuilderProcess:
         """Return the process; a fresh one if it has ended, has grown too much or belongs to another toolchain."""
