@@ -166,7 +166,7 @@ def copied_toolchain(folder: Path) -> Path:
 
 def figures_identity(config: Config) -> dict[str, float]:
     """Return the time to recognize farm's own toolchain by its content."""
-    from farm.builds.runtime.simulator import host_sdk
+    from farm.builds.runtime.qnn_sdk import host_sdk
     from farm.builds.toolchains.identity import identify
     from farm.builds.toolchains.interpreters import own_facts
 

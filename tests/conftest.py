@@ -32,7 +32,7 @@ from farm.base.files import published
 from farm.base.processes import Supervisor
 from farm.builds.bundles.bundle import Bundle
 from farm.builds.runtime.native import planned_native
-from farm.builds.runtime.simulator import host_sdk
+from farm.builds.runtime.qnn_sdk import host_sdk
 from farm.devices.adb.server import start_adb_server
 from farm.store.database import Database
 from farm.store.store import Store, open_store

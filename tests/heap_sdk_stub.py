@@ -11,7 +11,7 @@ from pathlib import Path
 from built_stub import built_stub
 
 from farm.base.config.settings import load_config
-from farm.builds.runtime.simulator import LIBRARY, TARGET, package_libraries
+from farm.builds.runtime.qnn_sdk import LIBRARY, TARGET, package_libraries
 
 STUB = Path(__file__).parent / "native_runner" / "heap_stub.cpp"
 IDLE_BYTES = 928212

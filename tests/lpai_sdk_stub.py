@@ -15,8 +15,8 @@ from elf_maker import SIGNED, UNSIGNED, make_elf
 from farm.base.config.settings import load_config
 from farm.base.socs import find_soc
 from farm.builds.runtime.parts import HEXAGON
+from farm.builds.runtime.qnn_sdk import LIBRARY, TARGET, host_sdk
 from farm.builds.runtime.signing import adopt
-from farm.builds.runtime.simulator import LIBRARY, TARGET, host_sdk
 
 SOC = "SM8850"
 MOST_FPS = 20

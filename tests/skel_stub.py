@@ -10,7 +10,7 @@ from elf_maker import HASH, LOAD, SIGNED, UNSIGNED, make_elf
 from heap_sdk_stub import make_sdk_with
 
 from farm.builds.runtime.parts import HEXAGON
-from farm.builds.runtime.simulator import LIBRARY, package_libraries
+from farm.builds.runtime.qnn_sdk import LIBRARY, package_libraries
 
 STUB = Path(__file__).parent / "native_runner" / "skel_stub.cpp"
 AUDIO, COMPUTE = 0, 3

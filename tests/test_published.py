@@ -12,10 +12,9 @@ import pytest
 from executorch_checkout import installed
 
 from farm.base.errors import ConfigError
-from farm.suites.accuracy.texts import asked_of
 from farm.suites.generate import ARCHITECTURES
 from farm.suites.manifests import find_suites, load_suite
-from farm.suites.prompts import decoder_params, generate_of, prefix_of
+from farm.suites.prompts import asked_of, decoder_params, generate_of, prefix_of
 from farm.suites.suite import Case
 
 ROOT = Path(__file__).parent.parent

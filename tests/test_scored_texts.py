@@ -11,17 +11,10 @@ import pytest
 
 from farm.base.errors import ConfigError
 from farm.builds.bundles.key import named_files, source_digest
-from farm.suites.accuracy.tasks import WrittenQuestion, read_task, written_questions
-from farm.suites.accuracy.texts import (
-    asked_of,
-    detokenized,
-    load_tokenizer,
-    most_scored,
-    rolling_windows,
-    tokenize_choice,
-)
 from farm.suites.manifests import find_suites, load_suite
+from farm.suites.prompts import asked_of, detokenized, load_tokenizer, most_scored, rolling_windows, tokenize_choice
 from farm.suites.suite import Case
+from farm.suites.tasks import WrittenQuestion, read_task, written_questions
 
 TASK = """
 dataset_path: json

@@ -21,7 +21,7 @@ from forks import ForkedProcess, opened, run_fork, start_forking
 
 from farm.base import processes
 from farm.builds.compile.compiler_process import ONE_THREAD, SAME_EACH_TIME
-from farm.builds.runtime.simulator import TARGET, host_sdk
+from farm.builds.runtime.qnn_sdk import TARGET, host_sdk
 
 COLD = "FARM_TEST_COLD_TORCH"
 """Variable that lets every builder and script start by itself."""

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from farm.base.config.settings import load_config  # noqa: E402 - also where farm is not installed
-from farm.builds.runtime.simulator import host_sdk  # noqa: E402
+from farm.builds.runtime.qnn_sdk import host_sdk  # noqa: E402
 from farm.suites.manifests import find_suites, load_suite  # noqa: E402
 from farm.suites.suite import Target  # noqa: E402
 

@@ -23,7 +23,7 @@ sys.path[:0] = [str(_ROOT / "tests")]
 from chaos_store import PostgresStore, postgres_cluster  # noqa: E402
 from three_hosts import SOCS, run_json, selection, three_hosts  # noqa: E402
 
-from farm.builds.runtime.simulator import host_sdk  # noqa: E402
+from farm.builds.runtime.qnn_sdk import host_sdk  # noqa: E402
 
 # Time limit, longer than two of these suites take on two cores.
 _WHOLE_S = 3 * 3600.0

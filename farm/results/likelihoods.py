@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from farm.devices.execution.raw import RawResult
     from farm.results.outputs import FiguresByOutput
     from farm.results.runner_report import RunnerReport
-    from farm.suites.accuracy.texts import Likelihoods, TaskQuestion
+    from farm.suites.prompts import Likelihoods, TaskQuestion
 
 _OUTPUT = "output"
 _NAMES = {"quantized": "the quantized module", "fp32": "FP32"}

@@ -273,7 +273,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     expected_file: str = ""
     """With a `.pte`: the tokens that have to be generated after each prompt, as `prompts_file`."""
     tokenizer: str = ""
-    """Tokenizer: a file, its folder, or `bytes`: farm/suites/accuracy/texts.py."""
+    """Tokenizer: a file, its folder, or `bytes`: farm/suites/prompts.py."""
     score_text: str = ""
     """A text, in UTF-8, whose perplexity is measured, in place of prompts."""
     wikitext: bool = False

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from farm.base.errors import UnknownNameError
 from farm.base.socs import READY
-from farm.suites.accuracy.texts import NAMES, tokenizer_file
 from farm.suites.figures import REFERENCES
 from farm.suites.generate import (
     ARCHITECTURES,
@@ -24,6 +23,7 @@ from farm.suites.generate import (
 )
 from farm.suites.prompts import (
     HUGGING_FACE_CONFIG,
+    NAMES,
     Tokens,
     decoder_params,
     expected_of,
@@ -31,6 +31,7 @@ from farm.suites.prompts import (
     prefix_of,
     prompts_of,
     scored_of,
+    tokenizer_file,
 )
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def _likelihood_problems(case: Case, vocabulary: int | None, inside: Path | None
         yield f"generate.{odd[0]}", problem
     yield from _tokenizer_problems(case, generate, vocabulary)
     if generate.task:
-        from farm.suites.accuracy.tasks import read_task
+        from farm.suites.tasks import read_task
 
         read_task(Path(case.folder, generate.task), inside)
 

@@ -20,7 +20,7 @@ from farm.builds.bundles.bundle import Bundle
 from farm.builds.compile.llm.greedy import continuation
 from farm.builds.compile.llm.stand_ins import stand_ins
 from farm.builds.program.pte import read_pte
-from farm.builds.runtime.simulator import host_sdk
+from farm.builds.runtime.qnn_sdk import host_sdk
 
 MISSING = ("torchtune", "lm_eval", "datasets")
 

@@ -16,8 +16,8 @@ from simpleadb import Layout, lay_out
 
 from farm.base.processes import Supervisor
 from farm.base.socs import find_soc
+from farm.builds.runtime.qnn_sdk import host_sdk
 from farm.builds.runtime.runtime import Runtime, simulator_runtime
-from farm.builds.runtime.simulator import host_sdk
 from farm.devices.adb.protocol import adb_target
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.virtual.boot import boot

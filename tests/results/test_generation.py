@@ -16,9 +16,9 @@ from farm.results.generation import report_problem
 from farm.results.judge import expectation_problem, slow_problem
 from farm.results.likelihoods import answers, logarithms_of, perplexity, word_perplexity
 from farm.results.runner_report import Generated, RunnerReport
-from farm.suites.accuracy.texts import Likelihoods, TaskQuestion
 from farm.suites.figures import kl_divergence, worst_position_db
 from farm.suites.generate import Generate
+from farm.suites.prompts import Likelihoods, TaskQuestion
 from farm.suites.suite import Expectation, Limits, Tolerance
 
 from .conftest import measured

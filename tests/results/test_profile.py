@@ -208,8 +208,8 @@ def official(farm_cache: Path) -> Path:
     if find_spec("executorch") is None or find_spec("onnxruntime_qnn") is None:
         pytest.skip("needs the extras build and simulator")
     from farm.builds.runtime.packages import package_version
+    from farm.builds.runtime.qnn_sdk import host_sdk
     from farm.builds.runtime.runtime import simulator_runtime
-    from farm.builds.runtime.simulator import host_sdk
 
     runtime = simulator_runtime(farm_cache)
     versions = "".join(package_version(name) for name in ("executorch", "torch", "onnxruntime-qnn"))

@@ -20,7 +20,7 @@ from programs import require_code
 
 from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
-from farm.builds.runtime.simulator import package_libraries
+from farm.builds.runtime.qnn_sdk import package_libraries
 from farm.dispatch.device_run.device_run import DeviceRun
 from farm.dispatch.request.choose import jobs_of, select
 from farm.dispatch.request.request import RunPlan, RunRequest

@@ -18,9 +18,8 @@ from warm_torch import run_script
 from farm.builds.bundles.bundle import load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.replay.bundle_folder import write_bundle_folder
-from farm.suites.accuracy.texts import rolling_windows
 from farm.suites.manifests import load_suite
-from farm.suites.prompts import expected_of, prompts_of
+from farm.suites.prompts import expected_of, prompts_of, rolling_windows
 from farm.suites.suite import Target
 
 # Cases that come from files: a checkpoint, an exported program, a ready .pte, inputs and outputs of a user.

@@ -28,8 +28,8 @@ from farm.builds.runtime import native as toolchains
 from farm.builds.runtime.native import AndroidKit, build_native, default_executorch, planned_native, runner_executorch
 from farm.builds.runtime.packages import fetch_wheel, package_folder, package_version, packaged_tool
 from farm.builds.runtime.parts import AARCH64, read_elf, required_versions
+from farm.builds.runtime.qnn_sdk import host_sdk
 from farm.builds.runtime.runtime import Runtime, linux_runtime, virtual_runtime
-from farm.builds.runtime.simulator import host_sdk
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

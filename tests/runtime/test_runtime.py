@@ -13,13 +13,12 @@ from built_stub import qnn_stub
 from farm.base.config.settings import load_config
 from farm.base.errors import MissingToolError
 from farm.base.socs import find_soc
-from farm.builds.runtime import runtime, simulator
+from farm.builds.runtime import qnn_sdk, runtime
 from farm.builds.runtime.kept import find_kept, keep
 from farm.builds.runtime.native import build_native, native_of
 from farm.builds.runtime.parts import library as part
-from farm.builds.runtime.qnn_sdk import android_files
+from farm.builds.runtime.qnn_sdk import android_files, host_sdk
 from farm.builds.runtime.runtime import Places, Runtime, device_runtime, require_backend, simulator_runtime
-from farm.builds.runtime.simulator import host_sdk
 
 # Runtimes: their files and digest, and copies in the cache.
 
@@ -172,7 +171,7 @@ def test_a_command_identifies_the_native_runner_once_for_its_parts(
     def build_again(*_: object, **__: object) -> None:
         raise AssertionError("the runner is here")
 
-    monkeypatch.setattr(simulator, "build_native", build_again)
+    monkeypatch.setattr(qnn_sdk, "build_native", build_again)
     assert simulator_runtime(farm_cache) == expected
     native = build_native(farm_cache)
     assert host_sdk(farm_cache, native=native).bridged
@@ -230,7 +229,7 @@ def test_without_wheel_and_sdk_both_ways_out_are_told(tmp_path: Path, monkeypatc
     def missing(package: str, _marker: str, extra: str) -> Path:
         raise MissingToolError(f"the Python package {package} is needed: snapdragon-farm[{extra}]")
 
-    monkeypatch.setattr(simulator, "package_folder", missing)
+    monkeypatch.setattr(qnn_sdk, "package_folder", missing)
     with pytest.raises(MissingToolError, match=r"onnxruntime_qnn .*\[simulator\].* QNN_SDK_ROOT"):
         host_sdk(tmp_path)
 

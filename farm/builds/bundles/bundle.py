@@ -12,9 +12,9 @@ import msgspec
 from farm.base.errors import BundleError
 from farm.base.hashes import sha256_of
 from farm.base.socs import find_soc
-from farm.suites.accuracy.texts import Likelihoods
 from farm.suites.features import why_on_device
 from farm.suites.figures import REFERENCES
+from farm.suites.prompts import Likelihoods
 from farm.suites.suite import State
 
 if TYPE_CHECKING:

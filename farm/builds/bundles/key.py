@@ -69,7 +69,7 @@ def named_files(case: Case) -> list[Path]:
         found += sorted({one for kind in _OF_HUGGING_FACE for one in path.glob(kind)}) if name in folders else [path]
     if case.generate is not None and case.generate.task:
         # Imported late, as this import loads a YAML parser.
-        from farm.suites.accuracy.tasks import read_task
+        from farm.suites.tasks import read_task
 
         found += read_task(Path(case.folder, case.generate.task)).files[1:]
     return found
@@ -270,7 +270,7 @@ _RECIPE = (
 # Further files of the recipe for cases that generate text.
 _RECIPE_OF_TEXT = (
     "builds/compile/llm/*.py", "builds/bundles/generation.py", "suites/generate.py",
-    "suites/prompts.py", "suites/accuracy/*.py",
+    "suites/prompts.py", "suites/tasks.py",
 )  # fmt: skip
 
 CONTENT = "_content"

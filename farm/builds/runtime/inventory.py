@@ -26,7 +26,7 @@ from farm.builds.runtime.native import (
 )
 from farm.builds.runtime.packages import install_hint, package_folder, package_version
 from farm.builds.runtime.parts import RuntimePart, find_fault, made_for
-from farm.builds.runtime.qnn_sdk import newest_linux_folder, repair_of, sdk_version
+from farm.builds.runtime.qnn_sdk import LIBRARY, newest_linux_folder, package_libraries, repair_of, sdk_version
 from farm.builds.runtime.runtime import (
     BACKEND_IN_BUILD,
     EXECUTORCH_LIBRARIES,
@@ -41,7 +41,6 @@ from farm.builds.runtime.runtime import (
     virtual_runtime,
 )
 from farm.builds.runtime.signing import ELFSIGNER
-from farm.builds.runtime.simulator import LIBRARY, package_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

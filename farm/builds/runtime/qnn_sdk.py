@@ -1,17 +1,31 @@
-"""Places of QNN's files: in an SDK, or in a wheel of onnxruntime-qnn, which has fewer of them in one folder."""
+"""Places of QNN's files: in an SDK, in a wheel of onnxruntime-qnn, and laid out for this machine's simulator."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import platform
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from farm.base.errors import InfraError, MissingToolError
-from farm.base.files import require_own
+from farm.base.files import published, require_own
+from farm.base.hashes import hash_files
+from farm.base.processes import ask_program
 from farm.base.text import one_line
-from farm.builds.runtime.native import OE_LINUX
-from farm.builds.runtime.packages import fetch_wheel, package_version, wheel_folder
+from farm.builds.runtime.native import BRIDGE, OE_LINUX, NativeBuild, NativeExecutorch, build_native
+from farm.builds.runtime.packages import fetch_wheel, install_hint, package_folder, package_version, wheel_folder
+
+# Places of QNN's files: in an SDK, or in a wheel of onnxruntime-qnn, which has fewer of them in one folder.
+
 
 ANDROID_FOLDER = "aarch64-android"
 LINUX_FOLDER = "aarch64-oe-linux-gcc*"
@@ -173,3 +187,231 @@ def release_of(version: str) -> tuple[int, int] | None:
 def repair_of(error: MissingToolError) -> str:
     """Return what to do about it: messages of this kind end in that."""
     return str(error).rpartition(": ")[2]
+
+
+# The QNN libraries of this machine, laid out as the SDK folder that ExecuTorch looks for.
+#
+# ExecuTorch 1.5 opens `$QNN_SDK_ROOT/lib/x86_64-linux-clang/lib*.so`. The onnxruntime-qnn wheel has these libraries,
+# the HTP simulator among them, but not this layout; and libraries from QNN 2.47 on need the bridge of native_runner/.
+
+
+TARGET = "x86_64-linux-clang"
+LIBRARY = "libQnnHtp.so"
+
+# The bridge decides by the same number: native_runner/bridge/qnn_bridge.cpp.
+_FIRST_BRIDGED_CORE_API = (2, 36)
+
+# Name by which the runner writes an ETDump without a flag, as upstream's tools expect.
+_UPSTREAM_RUNNER = "qnn_executor_runner"
+_MARKER = "farm-sdk.json"
+# Part of every key: another layout needs another number, and so another folder.
+_LAYOUT = "2"
+_PROBE_SECONDS = 120
+
+
+class HostSdk(msgspec.Struct, frozen=True):
+    """QNN libraries that the compiler and the simulator of this machine can load."""
+
+    root: Path
+    lib_dir: Path
+    qnn_version: str
+    """Build id of the library, `v2.51.0.260929181845`."""
+    bridged: bool
+    """`libQnnHtp.so` in `lib_dir` is the bridge, `real/libQnnHtp.so` the library."""
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Variables that a process must start with: QNN_SDK_ROOT and LD_LIBRARY_PATH."""
+        before = os.environ.get("LD_LIBRARY_PATH", "")
+        path = f"{self.lib_dir}:{before}" if before else str(self.lib_dir)
+        return MappingProxyType({"QNN_SDK_ROOT": str(self.root), "LD_LIBRARY_PATH": path})
+
+
+class _Libraries(msgspec.Struct, frozen=True):
+    """Folders whose libraries make up one set; `library` is the HTP library among them."""
+
+    folders: tuple[Path, ...]
+    library: Path
+    sdk_root: Path | None
+
+
+class _Probed(msgspec.Struct, frozen=True):
+    core_api: tuple[int, int, int]
+    build_id: str
+
+
+def host_sdk(cache_dir: Path, *, sdk_root: Path | None = None, native: NativeBuild | None = None) -> HostSdk:
+    """Return the SDK folder of this machine: `sdk_root`, else the libraries of the onnxruntime-qnn wheel.
+
+    Libraries that need the bridge are laid out anew below `cache_dir`, with the bridge of `native` in front, the build
+    for this machine; without it the first call builds bridge and runner. Raises MissingToolError, also for an
+    `sdk_root` that is not there or has no libraries for this machine.
+    """
+    source = _source(sdk_root)
+    if source.sdk_root is not None and (source.sdk_root / _MARKER).is_file():
+        # A process that was given our own layout: to bridge it once more would undo the bridge.
+        laid_out = _read_marker(source.sdk_root)
+        # The links of a layout may lead to other libraries by now.
+        real = _Libraries((laid_out.lib_dir,), laid_out.lib_dir / "real" / LIBRARY, None)
+        return msgspec.structs.replace(laid_out, qnn_version=_probe(cache_dir, real, _key(cache_dir, real)).build_id)
+    key = _key(cache_dir, source)
+    probed = _probe(cache_dir, source, key)
+    if source.sdk_root is not None and probed.core_api[:2] < _FIRST_BRIDGED_CORE_API:
+        return HostSdk(source.sdk_root, source.library.parent, probed.build_id, bridged=False)
+    native = native or build_native(cache_dir)
+    # The bridge does not depend on the ExecuTorch of the runner beside it.
+    bridge = hash_files(cache_dir, [native.bridge])[native.bridge]
+    folder = cache_dir / "sdk" / _digest(key, bridge, *map(str, source.folders))
+    return _read_marker(published(folder, lambda partial: _lay_out(partial, source, native, probed.build_id)))
+
+
+def library_version(cache_dir: Path, library: Path) -> str:
+    """Return the build id of an HTP library for this machine; the first call loads the library in a process.
+
+    Raises MissingToolError for a library that does not load.
+    """
+    source = _Libraries((library.parent,), library, None)
+    return _probe(cache_dir, source, _key(cache_dir, source)).build_id
+
+
+def require_host_libraries(root: Path, named: str) -> None:
+    """Raise MissingToolError unless an SDK can compile and simulate here; the message calls it by the text `named`."""
+    instead = f"name a QNN SDK that has it, or name none to use the wheel's libraries ({install_hint('simulator')})"
+    if not root.is_dir():
+        raise MissingToolError(f"{named}: there is no such folder as the QNN SDK {root}: {instead}")
+    if not (root / "lib" / TARGET / LIBRARY).is_file():
+        raise MissingToolError(f"{named}: the QNN SDK {root} has no lib/{TARGET}/{LIBRARY} to compile with: {instead}")
+
+
+def package_libraries(sdk_root: Path | None) -> tuple[Path, ...]:
+    """Return the folders that `host_sdk` takes libraries from, loading none. Raises MissingToolError."""
+    return _source(sdk_root).folders
+
+
+def outside_environment(cache_dir: Path, sdk_root: Path | None, executorch: NativeExecutorch) -> dict[str, str]:
+    """Return QNN_SDK_ROOT, LD_LIBRARY_PATH and QNN_EXECUTOR_RUNNER; the first call builds the runner and the bridge.
+
+    A process must start with these variables. The current entries of LD_LIBRARY_PATH follow farm's. Raises
+    MissingToolError, InfraError.
+    """
+    native = build_native(cache_dir, executorch=executorch)
+    sdk = host_sdk(cache_dir, sdk_root=sdk_root, native=native)
+    libraries = executorch.libraries
+    ours = [str(sdk.lib_dir), str(libraries)]
+    # A second evaluation gives the same.
+    before = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path and path not in ours]
+    return {
+        "QNN_SDK_ROOT": str(sdk.root),
+        "LD_LIBRARY_PATH": ":".join([*ours, *before]),
+        "QNN_EXECUTOR_RUNNER": str(_standalone(cache_dir, native.runner, native.key, libraries)),
+    }
+
+
+def _source(sdk_root: Path | None) -> _Libraries:
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise MissingToolError(
+            f"QNN's compiler and HTP simulator run on x86_64 Linux, this is {platform.system()} {platform.machine()}: "
+            "use such a machine for building and for virtual devices"
+        )
+    if sdk_root is not None:
+        root = sdk_root.absolute()
+        require_host_libraries(root, _named_by(root))
+        return _Libraries((root / "lib" / TARGET,), root / "lib" / TARGET / LIBRARY, root)
+    try:
+        package = package_folder("onnxruntime_qnn", LIBRARY, "simulator")
+    except MissingToolError as error:
+        raise MissingToolError(f"{error}, or set QNN_SDK_ROOT to a QNN SDK (one with lib/{TARGET}/{LIBRARY})") from None
+    # auditwheel's folder for the C++ runtime that the libraries were linked with.
+    companions = package.with_name(f"{package.name}.libs")
+    if not companions.is_dir():
+        raise MissingToolError(f"{companions} is missing: {install_hint('simulator')} --force-reinstall")
+    return _Libraries((package, companions), package / LIBRARY, None)
+
+
+def _named_by(root: Path) -> str:
+    """Return the setting that names an SDK, for a message: `config` does not keep whether the environment set it."""
+    variable = os.environ.get("QNN_SDK_ROOT")
+    if variable and Path(variable).expanduser().absolute() == root:
+        return f"QNN_SDK_ROOT={variable}"
+    return "sdk_root in the [qnn] table of farm.toml"
+
+
+def _libraries(source: _Libraries) -> list[Path]:
+    return sorted(path for folder in source.folders for path in folder.iterdir() if ".so" in path.suffixes)
+
+
+def _key(cache_dir: Path, source: _Libraries) -> str:
+    """Return the hash of a set of libraries: the same ones in another place have the same."""
+    libraries = [source.library, *_libraries(source)]
+    try:
+        hashes = hash_files(cache_dir, libraries)
+    except OSError as error:
+        raise MissingToolError(f"{error.filename} cannot be read: {error.strerror}: unpack the QNN SDK anew") from None
+    return _digest(*(part for path in libraries for part in (path.name, hashes[path])))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join((_LAYOUT, *parts)).encode()).hexdigest()[:32]
+
+
+def _probe(cache_dir: Path, source: _Libraries, key: str) -> _Probed:
+    def ask(folder: Path) -> None:
+        try:
+            program = Path(__file__).with_name("library_probe.py")
+            environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(map(str, source.folders))}
+            answer = ask_program([sys.executable, "-I", "-S", program, source.library], _PROBE_SECONDS, environment)
+        except subprocess.TimeoutExpired:
+            raise MissingToolError(f"{source.library} does not load within {_PROBE_SECONDS} s") from None
+        lines = [line for line in answer.output.splitlines() if line.startswith('{"core_api"')]
+        if answer.code != 0 or not lines:
+            raise MissingToolError(
+                f"{source.library} cannot be loaded: {answer.reason}: use a QNN SDK for this machine, "
+                f"or unset QNN_SDK_ROOT to use the wheel's libraries ({install_hint('simulator')})"
+            )
+        (folder / "probe.json").write_text(lines[-1])
+
+    folder = published(cache_dir / "sdk" / f"probe-{key}", ask)
+    return msgspec.json.decode((folder / "probe.json").read_bytes(), type=_Probed)
+
+
+def _lay_out(folder: Path, source: _Libraries, native: NativeBuild, version: str) -> None:
+    lib_dir = folder / "lib" / TARGET
+    (lib_dir / "real").mkdir(parents=True)
+    (lib_dir / "real" / LIBRARY).symlink_to(source.library)
+    # A copy: the bridge looks for the real library beside itself.
+    shutil.copy2(native.bridge, lib_dir / BRIDGE)
+    for path in _libraries(source):
+        if path.name != LIBRARY:
+            (lib_dir / path.name).symlink_to(path)
+    if source.sdk_root is not None:
+        _link_all_but(source.sdk_root, folder, "lib")
+        _link_all_but(source.sdk_root / "lib", folder / "lib", TARGET)
+    (folder / _MARKER).write_text(json.dumps({"qnn_version": version}))
+
+
+def _link_all_but(source: Path, folder: Path, name: str) -> None:
+    for path in source.iterdir():
+        if path.name != name:
+            (folder / path.name).symlink_to(path)
+
+
+def _read_marker(root: Path) -> HostSdk:
+    require_own(root)
+    version = json.loads((root / _MARKER).read_text())["qnn_version"]
+    return HostSdk(root, root / "lib" / TARGET, str(version), bridged=True)
+
+
+def _standalone(cache_dir: Path, runner: Path, key: str, libraries: Path) -> Path:
+    """Return a runner with ExecuTorch's libraries beside it.
+
+    Upstream's tests replace LD_LIBRARY_PATH when they start it, and the runner looks beside itself.
+    """
+    where = hashlib.sha256(f"{_UPSTREAM_RUNNER}\0{key}\0{libraries}".encode()).hexdigest()[:32]
+
+    def lay_out(folder: Path) -> None:
+        # A copy, because the runner looks for libraries beside the target of a link.
+        shutil.copy2(runner, folder / _UPSTREAM_RUNNER)
+        for library in libraries.glob("libexecutorch*.so"):
+            (folder / library.name).symlink_to(library)
+
+    return published(cache_dir / "outside" / where, lay_out) / _UPSTREAM_RUNNER

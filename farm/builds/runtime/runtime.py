@@ -38,14 +38,16 @@ from farm.builds.runtime.packages import package_version
 from farm.builds.runtime.parts import HEXAGON, X86_64, RuntimePart, find_fault, library, require_sound
 from farm.builds.runtime.qnn_sdk import (
     GET_SDK,
+    LIBRARY,
+    TARGET,
     QnnFiles,
     android_files,
+    host_sdk,
     linux_files,
     release_of,
     repair_of,
     sdk_version,
 )
-from farm.builds.runtime.simulator import LIBRARY, TARGET, host_sdk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,8 +24,7 @@ from farm.base.files import published, replacing
 from farm.base.hashes import sha256_of
 from farm.base.text import one_line
 from farm.builds.runtime.parts import AARCH64, HEXAGON, MACHINES, X86_64, read_elf
-from farm.builds.runtime.qnn_sdk import ORIGIN, FetchedSdk, require_archive, sdk_field
-from farm.builds.runtime.simulator import LIBRARY, TARGET
+from farm.builds.runtime.qnn_sdk import LIBRARY, ORIGIN, TARGET, FetchedSdk, require_archive, sdk_field
 
 if TYPE_CHECKING:
     from farm.base.config.settings import Config

@@ -27,8 +27,18 @@ from farm.base.processes import ask_program
 from farm.base.text import one_line
 from farm.builds.runtime.packages import package_folder, pip_download
 from farm.builds.runtime.parts import AARCH64, HEXAGON, read_elf
-from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, MAVEN, ORIGIN, WHEEL, FetchedSdk, fetched_sdk, wheel_release
-from farm.builds.runtime.simulator import LIBRARY, TARGET, library_version
+from farm.builds.runtime.qnn_sdk import (
+    ANDROID_FOLDER,
+    LIBRARY,
+    MAVEN,
+    ORIGIN,
+    TARGET,
+    WHEEL,
+    FetchedSdk,
+    fetched_sdk,
+    library_version,
+    wheel_release,
+)
 from farm.builds.toolchains.sdk_archives import (
     SdkOffer,
     check_machines,

@@ -18,9 +18,18 @@ from farm.base.files import require_own, withdraw
 from farm.base.socs import load_socs
 from farm.builds.bundles.cache import folder_size
 from farm.builds.runtime.packages import package_folder, package_version
-from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, MAVEN, ORIGIN, WHEEL, fetched_sdk, sdk_version
+from farm.builds.runtime.qnn_sdk import (
+    ANDROID_FOLDER,
+    LIBRARY,
+    MAVEN,
+    ORIGIN,
+    TARGET,
+    WHEEL,
+    fetched_sdk,
+    require_host_libraries,
+    sdk_version,
+)
 from farm.builds.runtime.runtime import require_backend
-from farm.builds.runtime.simulator import LIBRARY, TARGET, require_host_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,8 +19,7 @@ from farm.base.hashes import let_the_clock_pass
 from farm.base.paths import beside, is_path
 from farm.builds.bundles.key import HOST_CPU, QNN_PRODUCT, forget_sources, stub_of
 from farm.builds.runtime.native import build_native, runner_executorch
-from farm.builds.runtime.qnn_sdk import sdk_product
-from farm.builds.runtime.simulator import LIBRARY, host_sdk
+from farm.builds.runtime.qnn_sdk import LIBRARY, host_sdk, sdk_product
 from farm.builds.toolchains.identity import developed_roots, identify, source_state
 from farm.builds.toolchains.interpreters import (
     NEWEST,

@@ -81,9 +81,8 @@ def list_runtimes(soc: str | None, backend: str | None, *, direct: bool) -> None
 def build(target: str) -> None:
     """Build the runner for a target, once, and print its path."""
     from farm.builds.runtime.native import build_native, runner_executorch
-    from farm.builds.runtime.qnn_sdk import fetch_linux_files
+    from farm.builds.runtime.qnn_sdk import fetch_linux_files, host_sdk
     from farm.builds.runtime.runtime import android_kit
-    from farm.builds.runtime.simulator import host_sdk
 
     config = configured()
     if target == OE_LINUX:
@@ -183,7 +182,7 @@ def env(soc: str | None) -> None:
     """
     from farm.base.socs import check_backend
     from farm.builds.runtime.native import runner_executorch
-    from farm.builds.runtime.simulator import outside_environment
+    from farm.builds.runtime.qnn_sdk import outside_environment
 
     if soc:
         check_backend(find_soc(soc), DEFAULT_BACKEND)

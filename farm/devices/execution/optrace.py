@@ -15,7 +15,7 @@ from farm.base.errors import DeviceError, InfraError, MissingToolError
 from farm.base.processes import Supervisor
 from farm.base.text import clean_text
 from farm.builds.bundles.bundle import OPTRACE, Bundle
-from farm.builds.runtime.simulator import TARGET as HOST_FOLDER
+from farm.builds.runtime.qnn_sdk import TARGET as HOST_FOLDER
 
 if TYPE_CHECKING:
     from farm.base.socs import Soc

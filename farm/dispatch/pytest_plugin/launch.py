@@ -418,7 +418,7 @@ class _Launch:
 
     def _environment(self, plan: SuitePlan) -> dict[str, str]:
         from farm.builds.runtime.native import runner_executorch
-        from farm.builds.runtime.simulator import outside_environment
+        from farm.builds.runtime.qnn_sdk import outside_environment
         from farm.devices.adb.server import find_adb
         from farm.dispatch.pytest_plugin.upstream import lay_out_sdk
 

@@ -31,9 +31,8 @@ from farm.builds.compile.llm.greedy import Row, continuation
 from farm.builds.compile.llm.ready import token_tensors
 from farm.builds.compile.llm.upstream import checkpoint_in_use, make_checkpoint
 from farm.builds.program.pte import read_pte
-from farm.suites.accuracy.texts import AskedTokens, asked_of, most_scored
 from farm.suites.generate import find_architecture
-from farm.suites.prompts import decoder_params, generate_of
+from farm.suites.prompts import AskedTokens, asked_of, decoder_params, generate_of, most_scored
 from farm.suites.suite import Case, Job
 
 # References of a decoder on the CPU: logits of whole sequences and greedy continuations. Imports torch alone.

@@ -17,8 +17,7 @@ from farm.builds.compile.flows.factory import read_expected
 from farm.builds.compile.flows.flow import Stopwatch
 from farm.builds.compile.flows.reference import tensor_spec
 from farm.builds.program.pte import Program, read_pte
-from farm.suites.accuracy.texts import AskedTokens, asked_of, most_scored
-from farm.suites.prompts import expected_of, generate_of
+from farm.suites.prompts import AskedTokens, asked_of, expected_of, generate_of, most_scored
 from farm.suites.suite import Case, Job
 
 Tokens = Sequence[Sequence[int]]
