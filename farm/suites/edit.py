@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     LimitsByReference = Mapping[str, Mapping[str, float]]
 
 _HEADER = re.compile(r"\s*(\[\[?.*?\]\]?)\s*(#.*)?$")
-_INLINE = re.compile(r"(\s*tolerance\s*=\s*)(\{.*\})(\s*(?:#.*)?)$")
-_REFERENCE = re.compile(r"(\s*(?P<name>fp32|quantized)\s*=\s*)(\{.*\})(\s*(?:#.*)?)$")
+_INLINE = re.compile(r"(\s*(?P<name>[\w-]+)\s*=\s*)(\{.*\})(\s*(?:#.*)?)$")
 _FIGURE = re.compile(r"(\s*(?P<name>\w+)\s*=\s*)([-+\w.]+)(\s*(?:#.*)?)$")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _QUOTES = ('"""', "'''")
@@ -35,7 +34,9 @@ def with_tolerances(file: Path, text: str, case: str, wanted: Mapping[str, Limit
     """
     changed = text if text.endswith("\n") or not text else f"{text}\n"
     for precision, limits in wanted.items():
-        changed = _edited(changed.splitlines(keepends=True), case, precision, limits, comment)
+        for reference, figures in limits.items():
+            path = ("case", case, "tolerance", precision, reference)
+            changed = _edited(changed.splitlines(keepends=True), path, figures, comment)
     if not _says(changed, text, case, wanted):
         problem = (
             "is written in a way that farm does not edit: write these limits yourself, as the lines above have them"
@@ -44,9 +45,10 @@ def with_tolerances(file: Path, text: str, case: str, wanted: Mapping[str, Limit
     return changed
 
 
-def toml_limits(limits: Mapping[str, float]) -> str:
-    """Return limits as a manifest has them: `{ sqnr_db = 30.0, cosine = 0.999 }`."""
-    return f"{{ {', '.join(f'{name} = {_number(value)}' for name, value in limits.items())} }}"
+def toml_limits(limits: Mapping[str, Any]) -> str:
+    """Return limits, or tables of them, as a manifest has them: `{ sqnr_db = 30.0, cosine = 0.999 }`."""
+    texts = (_number(one) if isinstance(one, int | float) else toml_limits(one) for one in limits.values())
+    return f"{{ {', '.join(f'{name} = {text}' for name, text in zip(limits, texts, strict=True))} }}"
 
 
 def toml_value(value: object) -> str:
@@ -82,37 +84,42 @@ def _says(changed: str, text: str, case: str, wanted: Mapping[str, LimitsByRefer
         return False
 
 
-def _edited(lines: list[str], case: str, precision: str, limits: LimitsByReference, comment: str) -> str:
-    place = ("case", case, "tolerance", precision)
+def _edited(lines: list[str], path: tuple[str, ...], figures: Mapping[str, float], comment: str) -> str:
+    """Return the manifest with the limits of the table `path`: in its own table, inside of another line, or as new."""
+    place, reference = path[:-1], path[-1]
+    line = f"{reference} = {toml_limits(figures)}\n"
     sections = list(_sections(lines))
-    for path, start, end in sections:
-        if path == place[:2] and (found := _in_line(lines[start:end], precision, limits)):
-            return "".join([*lines[:start], *found, *lines[end:]])
-    if not any(path[:4] == place for path, _, _ in sections):
-        table = [f"\n[{'.'.join(place)}]{f'  # {comment}' if comment else ''}\n"]
-        table += [f"{reference} = {toml_limits(figures)}\n" for reference, figures in limits.items()]
-        return _inserted(lines, _end_of(sections, lines, place[:2]), table)
-    for reference, figures in limits.items():
-        lines = _with_reference(lines, place, reference, figures).splitlines(keepends=True)
-    return "".join(lines)
-
-
-def _with_reference(lines: list[str], place: tuple[str, ...], reference: str, figures: Mapping[str, float]) -> str:
-    sections = list(_sections(lines))
-    for path, start, end in sections:
-        if path == (*place, reference):
+    for found, start, end in sections:
+        if found == path:
             return "".join([*lines[:start], *_with_figures(lines[start:end], figures), *lines[end:]])
-        if path == place:
+        if found[:2] == path[:2] and found == path[: len(found)]:
             for number in range(start + 1, end):
-                match = _REFERENCE.match(lines[number].rstrip("\n"))
-                if match and match["name"] == reference:
-                    lines[number] = f"{match[1]}{toml_limits(figures)}{match[4]}\n"
-                    return "".join(lines)
-    for path, start, end in sections:
-        if path == place:
-            return _inserted(lines, _last(lines, start, end), [f"{reference} = {toml_limits(figures)}\n"])
-    table = [f"\n[{'.'.join((*place, reference))}]\n", *(f"{n} = {_number(v)}\n" for n, v in figures.items())]
-    return _inserted(lines, _end_of(sections, lines, place), table)
+                if changed := _with_inline(lines[number], path[len(found) :], figures):
+                    return "".join([*lines[:number], changed, *lines[number + 1 :]])
+    for found, start, end in sections:
+        if found == place:
+            return _inserted(lines, _last(lines, start, end), [line])
+    if any(found[:4] == place for found, _, _ in sections):
+        table = [f"\n[{'.'.join(path)}]\n", *(f"{name} = {_number(value)}\n" for name, value in figures.items())]
+        return _inserted(lines, _end_of(sections, lines, place), table)
+    table = [f"\n[{'.'.join(place)}]{f'  # {comment}' if comment else ''}\n", line]
+    return _inserted(lines, _end_of(sections, lines, place[:2]), table)
+
+
+def _with_inline(line: str, keys: tuple[str, ...], figures: Mapping[str, float]) -> str:
+    """Return `line`, an inline table called keys[0], with the limits below the other keys; "" for another line."""
+    match = _INLINE.match(line.rstrip("\n"))
+    if not match or match["name"] != keys[0]:
+        return ""
+    try:
+        table = tomllib.loads(f"t = {match[3]}")["t"]
+    except tomllib.TOMLDecodeError:
+        return ""
+    return f"{match[1]}{toml_limits(_nested(table, keys[1:], figures))}{match[4]}\n"
+
+
+def _nested(table: Mapping[str, Any], keys: tuple[str, ...], figures: Mapping[str, float]) -> Mapping[str, Any]:
+    return {**table, keys[0]: _nested(table.get(keys[0], {}), keys[1:], figures)} if keys else figures
 
 
 def _with_figures(lines: list[str], figures: Mapping[str, float]) -> list[str]:
@@ -127,26 +134,6 @@ def _with_figures(lines: list[str], figures: Mapping[str, float]) -> list[str]:
             done.append(line)
     end = _last(done, 0, len(done))
     return [*done[:end], *(f"{name} = {_number(value)}\n" for name, value in left.items()), *done[end:]]
-
-
-def _in_line(lines: list[str], precision: str, limits: LimitsByReference) -> list[str] | None:
-    """Return the table of a case with its `tolerance = { .. }` changed; None where it has none on one line."""
-    for number, line in enumerate(lines):
-        match = _INLINE.match(line.rstrip("\n"))
-        if not match:
-            continue
-        try:
-            table: dict[str, Any] = tomllib.loads(f"t = {match[2]}")["t"]
-        except tomllib.TOMLDecodeError:
-            return None
-        table.setdefault(precision, {}).update(limits)
-        parts = (f"{name} = {{ {_references(by_reference)} }}" for name, by_reference in table.items())
-        return [*lines[:number], f"{match[1]}{{ {', '.join(parts)} }}{match[3]}\n", *lines[number + 1 :]]
-    return None
-
-
-def _references(limits: LimitsByReference) -> str:
-    return ", ".join(f"{reference} = {toml_limits(one)}" for reference, one in limits.items())
 
 
 def _sections(lines: list[str]) -> Iterator[tuple[tuple[str, ...], int, int]]:

@@ -43,7 +43,7 @@ from farm.builds.runtime.runtime import (
 from farm.builds.runtime.signing import ELFSIGNER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from farm.base.config.settings import Config
@@ -146,27 +146,21 @@ class Doctor:
             if not self._compiler.get(name)
         ]
         gaps += self._host_gaps
-        try:
-            require_backend(soc, backend, self._config.sdk_root)
-        except MissingToolError as error:
-            gaps.append(MissingItem(f"compiler for {backend}", repair_of(error)))
+        gaps += _lack(f"compiler for {backend}", lambda: require_backend(soc, backend, self._config.sdk_root))
         return Availability((), tuple(dict.fromkeys(gaps))) if gaps else Availability(("here",))
 
     @functools.cached_property
     def _host_gaps(self) -> tuple[MissingItem, ...]:
         """Lacks of building the runner and the bridge. What `farm run` builds by itself is no gap."""
-        gaps = []
-        for what, ask in (
-            ("the native runner", lambda: planned_runner(self._config, HOST)),
-            ("QNN for this machine", lambda: package_libraries(self._config.sdk_root)),
-            ("the Python package cmake", lambda: _package("cmake")),
-            ("the Python package ninja", lambda: _package("ninja")),
-        ):
-            try:
-                ask()
-            except MissingToolError as error:
-                gaps.append(MissingItem(what, repair_of(error)))
-        return tuple(gaps)
+        return (
+            *_lack("the native runner", lambda: planned_runner(self._config, HOST)),
+            *_lack("QNN for this machine", lambda: package_libraries(self._config.sdk_root)),
+            *(
+                MissingItem(f"the Python package {name}", install_hint("simulator"))
+                for name in ("cmake", "ninja")
+                if not package_version(name)
+            ),
+        )
 
     def _stage(
         self, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional"
@@ -255,9 +249,13 @@ def _gaps_of(parts: Iterable[RuntimePart], where: str = "") -> tuple[MissingItem
     return tuple(MissingItem(", ".join(shown), repair, where) for repair, shown in names.items())
 
 
-def _package(name: str) -> None:
-    if not package_version(name):
-        raise MissingToolError(f"{name} is not installed: {install_hint('simulator')}")
+def _lack(what: str, ask: Callable[[], object]) -> tuple[MissingItem, ...]:
+    """Return the item that `ask` reports as missing; none if it raises no MissingToolError."""
+    try:
+        ask()
+    except MissingToolError as error:
+        return (MissingItem(what, repair_of(error)),)
+    return ()
 
 
 def compiler_versions() -> dict[str, str]:
