@@ -1,4 +1,4 @@
-"""QNN SDKs: from the address of ExecuTorch's real downloader, on loopback, or by pip from a folder; miniatures."""
+"""QNN SDKs in miniature: from ExecuTorch's real downloader and Maven, on loopback, or by pip from a folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,43 +18,79 @@ from elf_maker import make_elf
 from farm_home import FarmHome
 from log_lines import LogLines
 from made_environments import make_source_tree
-from maven_server import MavenServer, maven_server
-from miniature_sdk import HOST, VERSION, give_downloader, make_library, make_wheel, sdk_files, zipped
-from waiting import Started
+from miniature_sdk import (
+    AARCH64,
+    FOLDER,
+    HOST,
+    LICENCE,
+    VERSION,
+    MavenServer,
+    aar_files,
+    give_downloader,
+    make_library,
+    make_wheel,
+    maven_server,
+    sdk_files,
+    zipped,
+    zipped_sdk,
+)
+from small_disk import small_disk
+from waiting import Started, until
 
 from farm.base.config.settings import Config, load_config
 from farm.base.config.toolchains import ToolchainConfig
 from farm.base.errors import FarmError, InfraError, MissingToolError, UsageError
+from farm.base.socs import find_soc
 from farm.builds.runtime.qnn_sdk import linux_files
-from farm.builds.toolchains import sdk_archives as archive_module
+from farm.builds.runtime.runtime import attached_runtime
+from farm.builds.toolchains import sdk_archives, sdk_sources
 from farm.builds.toolchains.sdk_archives import check_sdk, unpack_sdk
-from farm.builds.toolchains.sdk_sources import KNOWN_WHEELS, candidates, fetch_sdk, fetch_wheel_sdk, offered_sdk
+from farm.builds.toolchains.sdk_sources import (
+    KNOWN_WHEELS,
+    candidates,
+    fetch_release,
+    fetch_sdk,
+    fetch_wheel_sdk,
+    offered_release,
+    offered_sdk,
+)
 from farm.builds.toolchains.sdks import (
     cached_sdks,
+    find_cached,
     installed_sdks,
     native_fields,
     removable_sdks,
     remove_sdk,
     resolve_qnn,
+    sdk_states,
     wheel_version,
 )
 
 ARCHIVE = f"/maven2/v{VERSION}.zip"
+RELEASE = "2.47.0"
+AAR = f"{FOLDER}/{RELEASE}/qnn-runtime-{RELEASE}.aar"
+POM = AAR.removesuffix(".aar") + ".pom"
 
 
 @pytest.fixture
 def server() -> Iterator[MavenServer]:
     with maven_server() as server:
-        server.files[ARCHIVE] = zipped(sdk_files(), {f"{HOST}/libQnnHtp.so.2": "libQnnHtp.so"})
+        server.files[ARCHIVE] = zipped_sdk(sdk_files(), {f"{HOST}/libQnnHtp.so.2": "libQnnHtp.so"})
+        server.publish(RELEASE, zipped(aar_files()))
         yield server
 
 
 @pytest.fixture
 def config(tmp_path: Path, server: MavenServer) -> Config:
-    """A cache of its own, and a toolchain whose downloader asks the server on loopback."""
+    """A cache of its own, and a server on loopback for the toolchain's downloader and as Maven repository."""
     give_downloader(tmp_path / "executorch", server.url)
     toolchain = ToolchainConfig(name="main", executorch=tmp_path / "executorch")
-    return msgspec.structs.replace(load_config(), cache_dir=tmp_path / "cache", toolchain=toolchain)
+    own = {"cache_dir": tmp_path / "cache", "toolchain": toolchain, "maven_url": server.url}
+    return msgspec.structs.replace(load_config(), **own)
+
+
+def left_over(cache: Path) -> list[Path]:
+    return [path for path in (cache / "sdks").glob("*") if path.is_dir()]
 
 
 def _fetch(config: Config, sha256: str = "") -> Path:
@@ -84,7 +121,7 @@ class TestDownloader:
         server.files[ARCHIVE] = b"<html>sign in first</html>"
         with pytest.raises(InfraError, match="it is damaged"):
             _fetch(config)
-        assert not [path for path in (config.cache_dir / "sdks").iterdir() if path.is_dir()]
+        assert left_over(config.cache_dir) == []
 
     @pytest.mark.parametrize(
         ("url", "version"),
@@ -104,72 +141,65 @@ class TestDownloader:
             offered_sdk(msgspec.structs.replace(config, toolchain=bare))
 
 
-CUT, FLIPPED = zipped(sdk_files())[:-40], zipped(sdk_files()).replace(b"%PDF miniature", b"%PDF miniaturE")
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        *(
-            (zipped(sdk_files() | {name: b"evil"}), "leads out of its folder")
-            for name in ("../../../evil", "/etc/evil", "a\\..\\evil", "a//b", "./a", "lib/../../a")
-        ),
-        *(
-            (zipped(sdk_files() | dict.fromkeys(names, b"1")), "has a name that cannot be unpacked")
-            for names in (("x", "x/y"), ("a" * 300,))
-        ),
-        (zipped(sdk_files(), {"out": "../../.."}), "the link 'out' in it leads out"),
-        (zipped(sdk_files(), {"out": "/etc"}), "the link 'out' in it leads out"),
-        (zipped(sdk_files(), {"lib/aarch64-android": "../bin"}), "lies behind a link"),
-        (
-            zipped(sdk_files(), {"deep/a/s": "../..", "t": "deep/a/s/../../../secret"}),
-            "the link 't' in it leads through another one",
-        ),
-        *(
-            (zipped(sdk_files(), {"q/l": target}), "q/l' in it has no target, or a damaged one")
-            for target in ("a/" * 3000, "a\0b", "")
-        ),
-        (CUT, "it is damaged"),
-        (FLIPPED, "it is damaged"),
-        (zipped(sdk_files(), version="2.31.0.1"), f"there is no qairt/{VERSION}/ in it"),
-        (
-            zipped(sdk_files() | {"sdk.yaml": b"version: 2.36.0.1\n"}),
-            "its sdk.yaml has version 2.36.0.1, and 2.37.0.250724 was fetched",
-        ),
-        (
-            zipped(sdk_files() | {f"{HOST}/libQnnHtp.so": make_elf(183, wide=True)}),
-            f"{HOST}/libQnnHtp.so is made for AArch64, expected x86-64",
-        ),
-        (
-            zipped(sdk_files() | {"lib/hexagon-v75/unsigned/a.so": b"no ELF"}),
-            "lib/hexagon-v75/unsigned/a.so: .*no little-endian ELF",
-        ),
-        (
-            zipped({name: content for name, content in sdk_files().items() if "libQnnSystem" not in name}),
-            f"it has no {HOST}/libQnnSystem.so",
-        ),
-    ],
-)
-def test_an_archive_that_is_no_sdk_or_leads_out_of_its_folder_is_refused(
-    tmp_path: Path, content: bytes, problem: str
-) -> None:
-    (tmp_path / "sdk.zip").write_bytes(content)
-    target = tmp_path / "inner" / "sdk"
+def _refuse(folder: Path, archive: bytes, problem: str) -> None:
+    """Unpack an archive, which is refused and leaves no file outside of its folder."""
+    (folder / "sdk.zip").write_bytes(archive)
+    target = folder / "inner" / "sdk"
     target.mkdir(parents=True)
 
     def unpack() -> None:
-        unpack_sdk(tmp_path / "sdk.zip", target, VERSION)
+        unpack_sdk(folder / "sdk.zip", target, VERSION)
         check_sdk(target, VERSION)
 
     with pytest.raises(InfraError, match=problem):
         unpack()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["inner", "sdk.zip"]
-    assert [path.name for path in (tmp_path / "inner").iterdir()] == ["sdk"]
+    assert sorted(path.name for path in folder.iterdir()) == ["inner", "sdk.zip"]
+    assert [path.name for path in (folder / "inner").iterdir()] == ["sdk"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "links", "problem"),
+    [
+        *(
+            ({name: b"evil"}, {}, "leads out of its folder")
+            for name in ("../../../evil", "/etc/evil", "a\\..\\evil", "a//b", "./a", "lib/../../a")
+        ),
+        ({"x": b"1", "x/y": b"1"}, {}, "has a name that cannot be unpacked"),
+        ({"a" * 300: b"1"}, {}, "has a name that cannot be unpacked"),
+        ({}, {"out": "../../.."}, "the link 'out' in it leads out"),
+        ({}, {"out": "/etc"}, "the link 'out' in it leads out"),
+        ({}, {"lib/aarch64-android": "../bin"}, "lies behind a link"),
+        ({}, {"deep/a/s": "../..", "t": "deep/a/s/../../../secret"}, "the link 't' in it leads through another one"),
+        *(({}, {"q/l": to}, "q/l' in it has no target, or a damaged one") for to in ("a/" * 3000, "a\0b", "")),
+        ({"sdk.yaml": b"version: 2.36.0.1\n"}, {}, f"its sdk.yaml has version 2.36.0.1, and {VERSION} was fetched"),
+        ({f"{HOST}/libQnnHtp.so": make_elf(183, wide=True)}, {}, "libQnnHtp.so is made for AArch64, expected x86-64"),
+        ({"lib/hexagon-v75/unsigned/a.so": b"no ELF"}, {}, "lib/hexagon-v75/unsigned/a.so: .*no little-endian ELF"),
+        ({f"{HOST}/libQnnSystem.so": None}, {}, f"it has no {HOST}/libQnnSystem.so"),
+    ],
+)
+def test_an_archive_that_is_no_sdk_or_leads_out_of_its_folder_is_refused(
+    tmp_path: Path, changes: dict[str, bytes | None], links: dict[str, str], problem: str
+) -> None:
+    files = {name: data for name, data in (sdk_files() | changes).items() if data is not None}
+    _refuse(tmp_path, zipped_sdk(files, links), problem)
+
+
+@pytest.mark.parametrize(
+    ("archive", "problem"),
+    [
+        (zipped_sdk(sdk_files())[:-40], "it is damaged"),
+        (zipped_sdk(sdk_files()).replace(b"%PDF miniature", b"%PDF miniaturE"), "it is damaged"),
+        (zipped_sdk(sdk_files(), version="2.31.0.1"), f"there is no qairt/{VERSION}/ in it"),
+    ],
+    ids=["cut", "flipped", "other version"],
+)
+def test_a_damaged_archive_is_refused(tmp_path: Path, archive: bytes, problem: str) -> None:
+    _refuse(tmp_path, archive, problem)
 
 
 def test_an_archive_larger_than_any_sdk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sdk.zip").write_bytes(zipped(sdk_files()))
-    monkeypatch.setattr(archive_module, "_MOST_BYTES", 100)
+    (tmp_path / "sdk.zip").write_bytes(zipped_sdk(sdk_files()))
+    monkeypatch.setattr(sdk_archives, "_MOST_BYTES", 100)
     with pytest.raises(InfraError, match="it is larger than any SDK"):
         unpack_sdk(tmp_path / "sdk.zip", tmp_path / "sdk", VERSION)
 
@@ -361,3 +391,220 @@ def test_an_sdk_goes_when_nothing_names_it(config: Config) -> None:
     assert not (config.cache_dir / "sdk" / "layout").exists()
     with pytest.raises(FarmError, match="farm setup sdk fetch"):
         resolve_qnn(config, "2.37")
+
+
+def fetch_aar(config: Config, wanted: str = "", sha256: str = "") -> Path:
+    return fetch_release(config, offered_release(config, wanted), sha256)
+
+
+def test_the_newest_release_becomes_a_runtime_with_skels_by_their_hexagon(config: Config, server: MavenServer) -> None:
+    server.publish("2.9.1", zipped(aar_files()))
+    offer = offered_release(config, "")
+    assert (offer.version, offer.nbytes, offer.licence) == (RELEASE, len(server.files[AAR]), LICENCE)
+    root = fetch_aar(config, sha256=hashlib.sha256(server.files[AAR]).hexdigest())
+    files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    android = {f"lib/aarch64-android/libQnn{name}.so" for name in ("Gpu", "Htp", "HtpPrepare", "HtpV75Stub", "System")}
+    skels = {f"lib/hexagon-v{arch}/unsigned/libQnnHtpV{arch}Skel.so" for arch in (73, 75)}
+    assert files == {"LICENSE", "farm-fetched.json", "sdk.yaml", *android, *skels}
+    assert fetch_aar(config, "2.47") == root
+    assert server.asked.count(AAR) == 1
+    assert offered_release(config, "2.9").version == "2.9.1"
+
+
+def test_it_is_enough_for_a_device_and_no_sdk_for_the_compiler(config: Config, tmp_path: Path) -> None:
+    root = fetch_aar(config)
+    runner, backend = tmp_path / "farm_runner", tmp_path / "libqnn_executorch_backend.so"
+    runner.write_bytes(make_elf(AARCH64, wide=True) + b"farm_runner")
+    backend.write_bytes(make_elf(AARCH64, wide=True))
+    phone = msgspec.structs.replace(config, android_qnn=root, android_runner=runner, android_backend_library=backend)
+    made = attached_runtime(phone, find_soc("SM8650"), "htp")
+    assert made.files["libQnnHtpV75Skel.so"] == root / "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so"
+    assert made.versions["qnn"] == RELEASE
+    with pytest.raises(MissingToolError, match=r"libQnnHtpV79Skel\.so.*farm setup sdk fetch --source maven"):
+        attached_runtime(phone, find_soc("SM8750"), "htp")
+    assert find_cached(config, "2.47") is None
+    [state] = [one for one in sdk_states(config) if one.root == root]
+    assert (state.backends, state.problem, state.targets) == ((), "", ("android", "hexagon v73-v75"))
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "problem"),
+    [
+        (AAR, b"other", "was damaged on the way: its sha1 is"),
+        (POM, b"<project/>", "was damaged on the way: its sha1 is"),
+        (f"{AAR}.sha1", b"<html>", "is no checksum"),
+        (f"{AAR}.sha256", b"0" * 64, "its sha256 is"),
+        (f"{FOLDER}/maven-metadata.xml", b"<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>", "has a document type"),
+        (f"{FOLDER}/maven-metadata.xml", b"<html>sign in<br></html>", "is no XML"),
+        (f"{FOLDER}/maven-metadata.xml", b" " * (2 << 20), "has more than 1048576 bytes"),
+    ],
+    ids=["aar", "pom", "no checksum", "better checksum", "entities", "page", "endless"],
+)
+def test_another_file_than_the_published_one_is_refused(
+    config: Config, server: MavenServer, path: str, data: bytes, problem: str
+) -> None:
+    server.files[path] = data
+    with pytest.raises(InfraError, match=problem):
+        fetch_aar(config)
+    assert left_over(config.cache_dir) == []
+
+
+def test_an_artifact_without_checksums_and_a_pom_of_another_one_are_refused(
+    config: Config, server: MavenServer
+) -> None:
+    server.publish("2.48.0", zipped(aar_files()), checksums=("md5",))
+    with pytest.raises(InfraError, match="has no checksum"):
+        fetch_aar(config, "2.48")
+    server.publish("2.49.0", zipped(aar_files()))
+    for suffix in ("", ".sha1", ".md5"):
+        server.files[POM.replace(RELEASE, "2.49.0") + suffix] = server.files[POM + suffix]
+    with pytest.raises(InfraError, match=r"describes com\.qualcomm\.qti:qnn-runtime:2\.47\.0:aar, expected"):
+        fetch_aar(config, "2.49")
+    with pytest.raises(MissingToolError, match=r"has no com\.qualcomm\.qti:qnn-runtime 2\.50: the newest are 2\.47\.0"):
+        offered_release(config, "2.50")
+
+
+@pytest.mark.parametrize(
+    ("changes", "links", "problem"),
+    [
+        # The test above has all names and links that no archive may have.
+        ({"../../evil": b"x"}, {}, "leads out of its folder"),
+        ({"jni/arm64-v8a/libQnnHtp.so": make_elf(62, wide=True)}, {}, "libQnnHtp.so is made for x86-64"),
+        ({"jni/arm64-v8a/libQnnGpu.so": b"text"}, {}, "libQnnGpu.so is no little-endian ELF file"),
+        ({"jni/arm64-v8a/libQnnSystem.so": None}, {}, "it has no jni/arm64-v8a/libQnnSystem.so"),
+        ({"real": b"1"}, {"q/NOTICE": "../real"}, "'q/NOTICE' in it is a link"),
+        ({}, {"jni/arm64-v8a/libZ.so": "libQnnHtp.so"}, "in it is a link"),
+        ({}, {"jni/arm64-v8a/libZ.so": "libZ.so"}, "libZ.so' in it"),
+    ],
+)
+def test_an_archive_with_other_contents_is_refused(
+    config: Config, server: MavenServer, changes: dict[str, bytes | None], links: dict[str, str], problem: str
+) -> None:
+    files = {name: data for name, data in (aar_files() | changes).items() if data is not None}
+    server.publish(RELEASE, zipped(files, links))
+    with pytest.raises(InfraError, match=problem):
+        fetch_aar(config)
+    assert left_over(config.cache_dir) == []
+
+
+def test_a_folder_with_the_name_of_a_library_is_no_library(config: Config, server: MavenServer) -> None:
+    server.publish(RELEASE, zipped(aar_files() | {"jni/arm64-v8a/libF.so/": b""}))
+    assert not (fetch_aar(config) / "lib/aarch64-android/libF.so").exists()
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "nonsense", "utf-7"])
+def test_an_xml_file_in_another_encoding_than_utf8_is_refused(
+    config: Config, server: MavenServer, encoding: str
+) -> None:
+    text = f'<?xml version="1.0" encoding="{encoding}"?><!DOCTYPE x [<!ENTITY a "EXPANDED">]><project>&a;</project>'
+    in_utf8 = text[: text.index("<!")].encode() + b"<a>+ADw-</a>"
+    for data in (text.encode("utf-16"), text.encode("utf-16-le"), text.encode("cp037"), in_utf8):
+        server.files[f"{FOLDER}/maven-metadata.xml"] = data
+        with pytest.raises((InfraError, MissingToolError)) as raised:
+            offered_release(config, "")
+        assert "EXPANDED" not in str(raised.value)
+
+
+def test_an_archive_that_unpacks_to_more_than_a_runtime_is_refused(
+    config: Config, server: MavenServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdk_sources, "_MOST_UNPACKED", 10 << 20)
+    server.publish(RELEASE, zipped(aar_files() | {"assets/zeros": bytes(11 << 20)}))
+    assert len(server.files[AAR]) < 100_000
+    with pytest.raises(InfraError, match="it is larger than any SDK"):
+        fetch_aar(config)
+    monkeypatch.setattr(sdk_sources, "_MOST_BYTES", 100)
+    with pytest.raises(InfraError, match="it is not the expected file"):
+        fetch_aar(config)
+    assert left_over(config.cache_dir) == []
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_broken_download_continues(config: Config, server: MavenServer, *, ranges: bool) -> None:
+    server.ranges, server.break_after = ranges, 700
+    assert fetch_aar(config).is_dir()
+    assert server.asked.count(AAR) == 2
+
+
+def test_an_address_that_is_not_safe_is_refused_also_behind_a_redirect(config: Config, server: MavenServer) -> None:
+    for url in ("http://example.org/maven2", "ftp://127.0.0.1/", "file:///etc"):
+        with pytest.raises(UsageError, match="expected an https address"):
+            offered_release(msgspec.structs.replace(config, maven_url=url), "")
+    with pytest.raises(InfraError, match="cannot fetch https://a..b/maven2/"):
+        offered_release(msgspec.structs.replace(config, maven_url="https://a..b/maven2"), "")
+    server.redirect = "http://example.org/qnn.aar"
+    with pytest.raises(InfraError, match="https?://.* leads to http://example.org/qnn.aar, which is no https address"):
+        fetch_aar(config)
+    assert left_over(config.cache_dir) == []
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "socks4://127.0.0.1:1"])
+def test_a_proxy_that_cannot_be_used_is_named(config: Config, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    for name in ("NO_PROXY", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(InfraError, match=r"cannot fetch .*: check the network, the proxy or the address"):
+        offered_release(config, "")
+
+
+def test_a_full_disk_leaves_nothing(config: Config, server: MavenServer, tmp_path: Path) -> None:
+    server.publish(RELEASE, zipped(aar_files() | {"assets/noise": os.urandom(3 << 20)}))
+    with small_disk(tmp_path / "disk", "2m") as disk:
+        small = msgspec.structs.replace(config, cache_dir=disk)
+        with pytest.raises(InfraError, match="set FARM_CACHE_DIR to another folder"):
+            fetch_aar(small)
+        assert left_over(disk) == []
+
+
+@pytest.fixture(name="asked")
+def _asks_for_maven(home: FarmHome, tmp_path: Path, server: MavenServer) -> FarmHome:
+    (home.cwd / "farm.toml").write_text(f'[qnn]\nmaven_url = "{server.url}"\n')
+    return FarmHome(tmp_path / "own-cache", home.state, home.cwd)
+
+
+FETCH = ("setup", "sdk", "fetch", "--source", "maven")
+
+
+def test_size_and_licence_are_shown_and_consent_is_asked_for_once(asked: FarmHome, server: MavenServer) -> None:
+    refused = asked.farm(*FETCH, code=2)
+    assert LICENCE in refused.stderr
+    assert f"kB from {server.url}" in refused.stderr.replace("\n", " ")
+    assert AAR not in server.asked
+    done = asked.farm(*FETCH, "--accept-licence", code=0)
+    root = asked.cache / "sdks" / f"qnn-runtime-{RELEASE}"
+    assert done.stdout.strip() == str(root)
+    assert f"FARM_ANDROID_QNN={root}" in done.stderr
+    assert list(json.loads((asked.state / "licences.json").read_text())) == [LICENCE]
+    server.publish("2.48.0", zipped(aar_files()))
+    asked.farm(*FETCH, "2.48", code=0)
+    listed = asked.json("setup", "sdk", "list")["sdks"]
+    assert {one["version"] for one in listed if one["origin"].startswith("com.qualcomm")} == {RELEASE, "2.48.0"}
+    # The hash is compared also with a release in the cache.
+    words = (*FETCH, RELEASE, "--sha256")
+    right = hashlib.sha256(server.files[AAR]).hexdigest()
+    assert asked.farm(*words, right.upper(), code=0).stdout.strip() == str(root)
+    assert f"SHA-256 {right}, expected 0000" in asked.farm(*words, "0" * 64, code=4).stderr.replace("\n", " ")
+    # Another user could write into it.
+    root.chmod(0o777)
+    assert asked.farm(*FETCH, RELEASE).returncode != 0
+
+
+def test_the_address_of_the_command_line_is_taken(asked: FarmHome, server: MavenServer) -> None:
+    (asked.cwd / "farm.toml").write_text('[qnn]\nmaven_url = "https://127.0.0.1:1/none"\n')
+    words = (*FETCH, "--accept-licence")
+    assert "cannot fetch https://127.0.0.1:1/none" in asked.farm(*words, code=4).stderr
+    asked.farm(*words, "--url", f"{server.url}/", code=0)
+    assert "expected an https address" in asked.farm(*words, "--url", "http://example.org", code=2).stderr
+    assert "name one of them" in asked.farm("setup", "sdk", "fetch", "--url", server.url, code=2).stderr
+
+
+def test_ctrl_c_leaves_nothing_and_the_next_call_fetches(asked: FarmHome, server: MavenServer) -> None:
+    server.stop.clear()
+    with asked.running(*FETCH, "--accept-licence") as farm:
+        until(lambda: AAR in server.asked)
+        os.kill(farm.pid, signal.SIGINT)
+        farm.wait(60)
+    assert farm.returncode != 0
+    assert left_over(asked.cache) == []
+    server.stop.set()
+    asked.farm(*FETCH, "--accept-licence", code=0)
