@@ -57,6 +57,11 @@ def digest_of(pairs: Iterable[tuple[object, object]]) -> str:
     return digest.hexdigest()
 
 
+def name_of(*parts: str) -> str:
+    """Return the name of a folder of the cache that is made of `parts`: 32 digits of their SHA-256."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
 class HashedFile(msgspec.Struct, frozen=True, array_like=True):
     """Identity and hash of a file at its reading."""
 

@@ -45,7 +45,6 @@ def sdk(tmp_path: Path) -> Path:
     adopt(lpai / "unsigned" / "libQnnLpaiSkel.so", lpai / "signed" / "libQnnLpaiSkel.so")
     (root / "sdk.yaml").write_text("product: stub\nversion: 2.40.0.1\n")
     _processor(root / "lib" / "x86_64-linux-clang", "libQnnHtp.so", machine=62)
-    _processor(root, "qnn_executor_runner", "libqnn_executorch_backend.so")
     return root
 
 

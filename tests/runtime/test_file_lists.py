@@ -230,7 +230,7 @@ def test_only_farms_own_runner_takes_jobs(config: Config, tmp_path: Path) -> Non
 def test_libraries_that_farm_did_not_build_are_facts_of_a_runtime(config: Config, tmp_path: Path) -> None:
     """Another build of ExecuTorch's QNN backend is another side of a comparison, with the same runner and QNN."""
     ours = tmp_path / "farm_runner"
-    ours.write_bytes((tmp_path / "stub-sdk" / "qnn_executor_runner").read_bytes() + b"farm_runner: %s: ")
+    ours.write_bytes(make_elf(183, wide=True) + b"farm_runner: %s: ")
     config = msgspec.structs.replace(config, android_runner=ours)
     before = _attached(config)
     for path in (

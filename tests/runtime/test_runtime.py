@@ -7,61 +7,56 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from built_stub import qnn_stub
 
-from farm.base.config.settings import load_config
+from farm.base.config.settings import Config, load_config
 from farm.base.errors import MissingToolError
 from farm.base.socs import find_soc
 from farm.builds.runtime import qnn_sdk, runtime
 from farm.builds.runtime.kept import find_kept, keep
-from farm.builds.runtime.native import build_native, native_of
-from farm.builds.runtime.parts import library as part
-from farm.builds.runtime.qnn_sdk import android_files, host_sdk
-from farm.builds.runtime.runtime import Places, Runtime, device_runtime, require_backend, simulator_runtime
-
-# Runtimes: their files and digest, and copies in the cache.
+from farm.builds.runtime.native import ANDROID, TARGETS, build_native, native_of
+from farm.builds.runtime.qnn_sdk import host_sdk
+from farm.builds.runtime.runtime import Runtime, require_backend, simulator_runtime, staged_runtime
 
 
-def _android(sdk: Path, soc: str, backend: str, cache: Path) -> Runtime:
-    runner, library = sdk / "qnn_executor_runner", sdk / "libqnn_executorch_backend.so"
-    places = Places(android_files(sdk), part(runner.name, runner, "build it"), part(library.name, library, "build it"))
-    return device_runtime(find_soc(soc), backend, places, "android", cache)
+def _android(config: Config, backend: str = "htp") -> Runtime:
+    return staged_runtime(config, find_soc("SM8650"), backend, TARGETS[ANDROID])
 
 
 def test_the_simulator_runtime_is_the_same_each_time_and_complete(farm_cache: Path) -> None:
-    make_runtime = simulator_runtime(farm_cache)
-    assert make_runtime == simulator_runtime(farm_cache)
-    assert make_runtime.kind == "simulator"
-    assert make_runtime.runner in make_runtime.files
-    assert {"executorch", "qnn", "runner"} == set(make_runtime.versions)
-    for name, path in make_runtime.files.items():
+    made = simulator_runtime(farm_cache)
+    assert made == simulator_runtime(farm_cache)
+    assert made.kind == "simulator"
+    assert made.runner in made.files
+    assert {"executorch", "qnn", "runner"} == set(made.versions)
+    for name, path in made.files.items():
         assert path.is_file()
         assert not name.startswith("/")
         assert ".." not in name
     # Files that only compiling needs are 100 MB large, and are not staged.
-    assert "libHtpPrepare.so" not in make_runtime.files
+    assert "libHtpPrepare.so" not in made.files
 
 
-def test_the_digest_follows_names_and_contents(sdk: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    first = _android(sdk, "SM8650", "htp", cache)
-    copy = tmp_path / "copy"
-    shutil.copytree(sdk, copy)
-    assert _android(copy, "SM8650", "htp", cache).digest == first.digest
-    assert _android(sdk, "SM8650", "gpu", cache).digest != first.digest
+def test_the_digest_follows_names_and_contents(config: Config, sdk: Path, tmp_path: Path) -> None:
+    first = _android(config)
+    shutil.copytree(sdk, tmp_path / "copy")
+    assert _android(msgspec.structs.replace(config, sdk_root=tmp_path / "copy")).digest == first.digest
+    assert _android(config, "gpu").digest != first.digest
     library = sdk / "lib" / "aarch64-android" / "libQnnHtp.so"
     library.write_bytes(library.read_bytes() + b"newer")
-    assert _android(sdk, "SM8650", "htp", cache).digest != first.digest
+    assert _android(config).digest != first.digest
 
 
-def test_every_missing_file_is_named_at_once(sdk: Path, tmp_path: Path) -> None:
-    libraries = sdk / "lib" / "aarch64-android"
-    missing = [libraries / "libQnnHtp.so", libraries / "libQnnHtpV75Stub.so", sdk / "qnn_executor_runner"]
+def test_every_missing_file_is_named_at_once(config: Config, sdk: Path, tmp_path: Path) -> None:
+    libraries, build = sdk / "lib" / "aarch64-android", tmp_path / "stub-build-android"
+    missing = [libraries / "libQnnHtp.so", libraries / "libQnnHtpV75Stub.so"]
+    missing.append(build / "backends/qualcomm/libqnn_executorch_backend.so")
     for path in missing:
         path.unlink()
     with pytest.raises(MissingToolError) as raised:
-        _android(sdk, "SM8650", "htp", tmp_path / "cache")
+        _android(config)
     message = str(raised.value)
     assert all(str(path) in message for path in missing)
     assert "libQnnSystem.so" not in message

@@ -259,15 +259,20 @@ class AndroidKit:
 
 @dataclass(frozen=True)
 class CMakeToolchain:
-    """Settings of CMake for a target."""
+    """Settings of CMake for a build of `sources` (native_runner/) for a target."""
 
+    sources: Path
     target: BuildTarget
     arguments: tuple[str, ...]
     identity: tuple[str, ...]
     """Ingredients of the binaries besides the sources."""
-    products: tuple[str, ...]
     package: Path | None = None
     """Folder of ExecuTorch's CMake package; None if it is in a wheel that is fetched first."""
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """Files of the build; there is no bridge for devices, which get the libraries of one SDK."""
+        return (RUNNER, BRIDGE) if self.target.name == HOST else (RUNNER,)
 
     def executorch(self, cache_dir: Path) -> Path:
         """Return the folder of ExecuTorch's CMake package, and fetch its wheel if needed."""
@@ -281,29 +286,13 @@ class CMakeToolchain:
         return {name: value for name, value in os.environ.items() if name not in foreign}
 
 
-def find_toolchain(
-    target: BuildTarget,
-    sources: Path,
-    cache_dir: Path,
-    android: AndroidKit | None,
-    executorch: NativeExecutorch | None,
-) -> CMakeToolchain:
-    """Return the settings for a build of `sources` (native_runner/) for `target`. Starts and fetches nothing.
-
-    `executorch` is for the target of this machine, None for the ExecuTorch of farm's environment; `cache_dir` keeps the
-    hashes of files. Raises MissingToolError.
-    """
-    if target.kind == "android":
-        return _android(target, cache_dir, android or AndroidKit())
-    if target.kind == "linux":
-        return _aarch64(target, sources)
-    if target.kind == "oe-linux":
+def require_build_machine(what: str) -> None:
+    """Raise MissingToolError, which begins with `what`, on a machine other than x86_64 Linux."""
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise MissingToolError(
-            f"farm has no runner of its own for {target.name}, as no package has ExecuTorch's QNN backend for it: "
-            f"set FARM_EXECUTORCH_LINUX_BUILD to the folder of an ExecuTorch build for Arm Linux, or "
-            "executorch_linux_build in the [qnn] table of farm.toml"
+            f"{what} on x86_64 Linux, this is {platform.system()} {platform.machine()}: "
+            "use such a machine for building and for virtual devices"
         )
-    return _host(target, cache_dir, executorch)
 
 
 def aarch64_executorch(cache_dir: Path) -> Path:
@@ -317,12 +306,8 @@ def planned_aarch64_executorch(cache_dir: Path) -> Path:
     return wheel_folder(cache_dir, "executorch", "aarch64", "build") / "executorch"
 
 
-def _host(target: BuildTarget, cache_dir: Path, executorch: NativeExecutorch | None) -> CMakeToolchain:
-    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        raise MissingToolError(
-            f"{target.name} is built on x86_64 Linux, this is {platform.system()} {platform.machine()}: "
-            "use such a machine for building and for virtual devices"
-        )
+def _host(sources: Path, target: BuildTarget, cache_dir: Path, executorch: NativeExecutorch | None) -> CMakeToolchain:
+    require_build_machine(f"{target.name} is built")
     wanted = os.environ.get("CXX", "")
     names = shlex.split(wanted)[:1] or _COMPILERS
     compiler = next((Path(found) for name in names if (found := shutil.which(name))), None)
@@ -334,6 +319,7 @@ def _host(target: BuildTarget, cache_dir: Path, executorch: NativeExecutorch | N
     arguments = [] if wanted else [f"-DCMAKE_CXX_COMPILER={compiler}"]
     arguments += [f"-DFARM_EXECUTORCH_HEADERS={executorch.headers}"] if executorch.headers else []
     return CMakeToolchain(
+        sources,
         target,
         arguments=tuple(arguments),
         identity=(
@@ -341,12 +327,11 @@ def _host(target: BuildTarget, cache_dir: Path, executorch: NativeExecutorch | N
             executorch.identity(cache_dir),
             *(os.environ.get(name, "") for name in _ENVIRONMENT),
         ),
-        products=(RUNNER, BRIDGE),
         package=executorch.package,
     )
 
 
-def _aarch64(target: BuildTarget, sources: Path) -> CMakeToolchain:
+def _aarch64(sources: Path, target: BuildTarget) -> CMakeToolchain:
     compiler = shutil.which(_AARCH64_COMPILER)
     if compiler is None:
         raise MissingToolError(
@@ -354,19 +339,20 @@ def _aarch64(target: BuildTarget, sources: Path) -> CMakeToolchain:
             "apt-get install g++-aarch64-linux-gnu"
         )
     return CMakeToolchain(
+        sources,
         target,
         arguments=(f"-DCMAKE_TOOLCHAIN_FILE={sources / 'cmake' / 'linux-aarch64.cmake'}",),
         identity=(target.name, *_file_identity(Path(compiler)), package_version("executorch")),
-        products=(RUNNER,),
     )
 
 
-def _android(target: BuildTarget, cache_dir: Path, kit: AndroidKit) -> CMakeToolchain:
+def _android(sources: Path, target: BuildTarget, cache_dir: Path, kit: AndroidKit) -> CMakeToolchain:
     ndk = _ndk_root(target, kit.ndk_root)
     package = _prefix_package(target, kit.executorch)
     # The prefix lacks headers of the profiler, which the wheel of the same version has.
     headers = wheel_headers(kit.package)
     return CMakeToolchain(
+        sources,
         target,
         arguments=(
             f"-DCMAKE_TOOLCHAIN_FILE={ndk / _NDK_TOOLCHAIN}",
@@ -381,7 +367,6 @@ def _android(target: BuildTarget, cache_dir: Path, kit: AndroidKit) -> CMakeTool
             content_of(cache_dir, _prefix_root(package)),
             content_of(cache_dir, headers.parent),
         ),
-        products=(RUNNER,),
         package=package,
     )
 
@@ -451,7 +436,7 @@ class NativeBuild:
 
     @property
     def bridge(self) -> Path:
-        """Path of this machine's bridge. Builds for devices have none, as a device gets the libraries of one SDK."""
+        """Path of this machine's bridge."""
         return self.folder / BRIDGE
 
     @property
@@ -474,8 +459,8 @@ def build_native(
     UnknownNameError, MissingToolError with the missing part (compiler, cmake, ninja, executorch or NDK) and the way to
     get it, and InfraError for sources that do not build, with the last lines of the log.
     """
-    sources, toolchain, build = _plan(cache_dir, target, android, executorch)
-    published(build.folder, lambda partial: _build(sources, toolchain, cache_dir, partial, target))
+    toolchain, build = _plan(cache_dir, target, android, executorch)
+    published(build.folder, lambda partial: _build(toolchain, cache_dir, partial))
     return build
 
 
@@ -495,37 +480,47 @@ def planned_native(
 
     Raises UnknownNameError, MissingToolError, UntrustedError where another user could have written it.
     """
-    build = _plan(cache_dir, target, android, executorch)[2]
+    _, build = _plan(cache_dir, target, android, executorch)
     require_own(build.folder)
     return build
 
 
 def _plan(
-    cache_dir: Path, target: str, android: AndroidKit | None, executorch: NativeExecutorch | None
-) -> tuple[Path, CMakeToolchain, NativeBuild]:
-    sources = data_folder("native_runner")
-    toolchain = find_toolchain(find_target(target), sources, cache_dir, android, executorch)
-    return sources, toolchain, native_of(cache_dir, _key(sources, toolchain))
+    cache_dir: Path, name: str, android: AndroidKit | None, executorch: NativeExecutorch | None
+) -> tuple[CMakeToolchain, NativeBuild]:
+    """Return the settings for the target called `name`, and its build, there or not. Starts and fetches nothing."""
+    sources, target = data_folder("native_runner"), find_target(name)
+    if target.kind == "oe-linux":
+        raise MissingToolError(
+            f"farm has no runner of its own for {target.name}, as no package has ExecuTorch's QNN backend for it: "
+            f"set FARM_EXECUTORCH_LINUX_BUILD to the folder of an ExecuTorch build for Arm Linux, or "
+            "executorch_linux_build in the [qnn] table of farm.toml"
+        )
+    if target.kind == "android":
+        toolchain = _android(sources, target, cache_dir, android or AndroidKit())
+    elif target.kind == "linux":
+        toolchain = _aarch64(sources, target)
+    else:
+        toolchain = _host(sources, target, cache_dir, executorch)
+    return toolchain, native_of(cache_dir, _key(toolchain))
 
 
-def _key(sources: Path, toolchain: CMakeToolchain) -> str:
-    digest = hashlib.sha256()
-    for name, content in _source_files(sources):
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+def _key(toolchain: CMakeToolchain) -> str:
+    sources, digest = toolchain.sources, hashlib.sha256()
+    paths = sorted(path for path in sources.rglob("*") if path.suffix in _SOURCES and path.is_file())
+    if not paths:
+        raise InfraError(f"{sources}: has no sources of the native runner: this installation of farm is damaged")
+    for path in paths:
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(sources).as_posix()}\0{len(content)}\0".encode() + content)
     for part in (*toolchain.identity, *_FLAGS):
         digest.update(f"{part}\0".encode())
     return digest.hexdigest()[:32]
 
 
-def _source_files(sources: Path) -> list[tuple[str, bytes]]:
-    paths = sorted(path for path in sources.rglob("*") if path.suffix in _SOURCES and path.is_file())
-    if not paths:
-        raise InfraError(f"{sources}: has no sources of the native runner: this installation of farm is damaged")
-    return [(path.relative_to(sources).as_posix(), path.read_bytes()) for path in paths]
-
-
-def _build(sources: Path, toolchain: CMakeToolchain, cache_dir: Path, folder: Path, target: str) -> None:
-    logger.info("building the native runner for %s, once for this compiler and ExecuTorch (half a minute)", target)
+def _build(toolchain: CMakeToolchain, cache_dir: Path, folder: Path) -> None:
+    name = toolchain.target.name
+    logger.info("building the native runner for %s, once for this compiler and ExecuTorch (half a minute)", name)
     executorch = toolchain.executorch(cache_dir)
     cmake, ninja = packaged_tool("cmake", "simulator"), packaged_tool("ninja", "simulator")
     # The build tree is temporary: the published folder keeps only the binaries and the log.
@@ -535,15 +530,15 @@ def _build(sources: Path, toolchain: CMakeToolchain, cache_dir: Path, folder: Pa
         run(
             [
                 cmake,
-                *("-G", "Ninja", "-S", sources, "-B", tree, *_FLAGS),
+                *("-G", "Ninja", "-S", toolchain.sources, "-B", tree, *_FLAGS),
                 f"-DCMAKE_MAKE_PROGRAM={ninja}",
                 f"-Dexecutorch_DIR={executorch}",
                 *toolchain.arguments,
             ]
         )
         run([ninja, "-C", tree])
-        for name in toolchain.products:
-            shutil.copy2(tree / name, folder / name)
+        for product in toolchain.products:
+            shutil.copy2(tree / product, folder / product)
 
 
 def _run(argv: list[str | Path], *, record: Path, scratch: Path, env: dict[str, str]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -18,10 +16,17 @@ import msgspec
 
 from farm.base.errors import InfraError, MissingToolError
 from farm.base.files import published, require_own
-from farm.base.hashes import hash_files
+from farm.base.hashes import hash_files, name_of
 from farm.base.processes import ask_program
 from farm.base.text import one_line
-from farm.builds.runtime.native import BRIDGE, OE_LINUX, NativeBuild, NativeExecutorch, build_native
+from farm.builds.runtime.native import (
+    BRIDGE,
+    OE_LINUX,
+    NativeBuild,
+    NativeExecutorch,
+    build_native,
+    require_build_machine,
+)
 from farm.builds.runtime.packages import fetch_wheel, install_hint, package_folder, package_version, wheel_folder
 
 # Places of QNN's files: in an SDK, or in a wheel of onnxruntime-qnn, which has fewer of them in one folder.
@@ -261,7 +266,7 @@ def host_sdk(cache_dir: Path, *, sdk_root: Path | None = None, native: NativeBui
     native = native or build_native(cache_dir)
     # The bridge does not depend on the ExecuTorch of the runner beside it.
     bridge = hash_files(cache_dir, [native.bridge])[native.bridge]
-    folder = cache_dir / "sdk" / _digest(key, bridge, *map(str, source.folders))
+    folder = cache_dir / "sdk" / name_of(_LAYOUT, key, bridge, *map(str, source.folders))
     return _read_marker(published(folder, lambda partial: _lay_out(partial, source, native, probed.build_id)))
 
 
@@ -308,11 +313,7 @@ def outside_environment(cache_dir: Path, sdk_root: Path | None, executorch: Nati
 
 
 def _source(sdk_root: Path | None) -> _Libraries:
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        raise MissingToolError(
-            f"QNN's compiler and HTP simulator run on x86_64 Linux, this is {platform.system()} {platform.machine()}: "
-            "use such a machine for building and for virtual devices"
-        )
+    require_build_machine("QNN's compiler and HTP simulator run")
     if sdk_root is not None:
         root = sdk_root.absolute()
         require_host_libraries(root, _named_by(root))
@@ -347,11 +348,7 @@ def _key(cache_dir: Path, source: _Libraries) -> str:
         hashes = hash_files(cache_dir, libraries)
     except OSError as error:
         raise MissingToolError(f"{error.filename} cannot be read: {error.strerror}: unpack the QNN SDK anew") from None
-    return _digest(*(part for path in libraries for part in (path.name, hashes[path])))
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join((_LAYOUT, *parts)).encode()).hexdigest()[:32]
+    return name_of(_LAYOUT, *(part for path in libraries for part in (path.name, hashes[path])))
 
 
 def _probe(cache_dir: Path, source: _Libraries, key: str) -> _Probed:
@@ -406,7 +403,7 @@ def _standalone(cache_dir: Path, runner: Path, key: str, libraries: Path) -> Pat
 
     Upstream's tests replace LD_LIBRARY_PATH when they start it, and the runner looks beside itself.
     """
-    where = hashlib.sha256(f"{_UPSTREAM_RUNNER}\0{key}\0{libraries}".encode()).hexdigest()[:32]
+    where = name_of(_UPSTREAM_RUNNER, key, str(libraries))
 
     def lay_out(folder: Path) -> None:
         # A copy, because the runner looks for libraries beside the target of a link.

@@ -485,13 +485,7 @@ def attached_runtime(
 def staged_runtime(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional") -> Runtime:
     """Return the files that a device needs, with any kind of runner. Raises as `attached_runtime`."""
     require_named(config, backend, target, mode)
-    return device_runtime(soc, backend, device_places(config, target), target.kind, config.cache_dir, mode)
-
-
-def device_runtime(
-    soc: Soc, backend: str, places: Places, kind: Kind, cache_dir: Path, mode: Mode = "traditional"
-) -> Runtime:
-    """Return the files of `places` that a device with `soc` needs for `backend`. Raises as `attached_runtime`."""
+    places = device_places(config, target)
     known = check_backend(soc, backend)
     version = places.qnn.version
     release = release_of(version)
@@ -503,7 +497,7 @@ def device_runtime(
     parts = device_parts(soc, backend, places, mode)
     files = _complete(soc, backend, parts)
     versions = {} if known.on_cpu else {"qnn": version}
-    runtime = _runtime(cache_dir, files, parts[0].name, versions, kind, needs_root=known.needs_root)
+    runtime = _runtime(config.cache_dir, files, parts[0].name, versions, target.kind, needs_root=known.needs_root)
     if not takes_sessions(files[runtime.runner]):
         return _one_shot(runtime, _direct_flags(backend) if mode == "direct" else {})
     if known.on_cpu:

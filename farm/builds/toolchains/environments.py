@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
-import hashlib
 import logging
 import os
 import re
@@ -26,6 +25,7 @@ from packaging.utils import canonicalize_name
 
 from farm.base.errors import MissingToolError, UsageError
 from farm.base.files import published
+from farm.base.hashes import name_of
 from farm.builds.toolchains.interpreters import generation_of, is_supported, pip_install
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def environment_folder(cache_dir: Path, version: str) -> Path:
     """Return where the environment of a release is, or would be: another one for other packages of farm's own."""
     shared = sorted(str(one.info) for one in _shared())
     parts = (_LAYOUT, version, sys.version, os.path.realpath(sys.executable), *shared)
-    return environments_folder(cache_dir) / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return environments_folder(cache_dir) / name_of(*parts)
 
 
 def used_ms(folder: Path) -> int:

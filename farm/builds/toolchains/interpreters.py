@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import os
 import re
@@ -19,6 +18,7 @@ import msgspec
 import farm
 from farm.base.errors import InfraError, MissingToolError, UsageError
 from farm.base.files import published
+from farm.base.hashes import name_of
 from farm.base.processes import Supervisor, ask_program
 from farm.builds.runtime.packages import package_version
 from farm.builds.toolchains import probe
@@ -273,7 +273,7 @@ def handover(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
         for name, target in packages.items():
             (folder / name).symlink_to(target)
 
-    where = cache_dir / _FOLDER / "handover" / _digest(*(f"{name}={target}" for name, target in packages.items()))
+    where = cache_dir / _FOLDER / "handover" / name_of(*(f"{name}={target}" for name, target in packages.items()))
     # The target of a link may be removed and made again, so each link is checked.
     return published(where, link, is_whole=lambda folder: all((folder / name).is_dir() for name in packages))
 
@@ -290,7 +290,7 @@ def checkout_link(cache_dir: Path, package: Path) -> Path:
         text = f"# Only the source tree of the toolchain, no modules of a wheel.\n__path__ = [{str(package)!r}]\n"
         (folder / "executorch" / "__init__.py").write_text(text, encoding="utf-8")
 
-    return published(cache_dir / _FOLDER / "checkouts" / _digest(str(package)), fill)
+    return published(cache_dir / _FOLDER / "checkouts" / name_of(str(package)), fill)
 
 
 def _own_packages(facts: InterpreterFacts) -> dict[str, Path]:
@@ -317,9 +317,5 @@ def _installed(cache_dir: Path, python: Path, facts: InterpreterFacts) -> Path:
                     f"{problem or 'it has no binary for it'}; is the package index reachable?"
                 )
 
-    key = _digest(facts.abi, *wanted.values())
+    key = name_of(facts.abi, *wanted.values())
     return published(cache_dir / _FOLDER / "handover" / f"packages-{key}", install)
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

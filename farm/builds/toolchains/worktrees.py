@@ -22,7 +22,7 @@ from farm.base.config.toolchains import ToolchainConfig
 from farm.base.errors import InfraError, NativeBuildError, UsageError
 from farm.base.files import is_at, make_folders, published, withdraw
 from farm.base.git import ask_git, git
-from farm.base.hashes import digest_of
+from farm.base.hashes import digest_of, name_of
 from farm.base.processes import Supervisor, ending
 from farm.builds.bundles.cache import folder_size
 from farm.builds.toolchains.selection import package_in, require_libraries
@@ -478,10 +478,9 @@ def _pattern(path: str) -> str:
 
 def _build(config: Config, repository: Checkout, commit: Commit, toolchain: ToolchainConfig) -> Path:
     """Return a source tree in which the native parts of a commit are built; commits with the same sources share it."""
-    key = hashlib.sha256()
-    for part in (repository.native_key(commit), *toolchain.build, str(toolchain.python), toolchain.qnn):
-        key.update(f"{part}\0".encode())
-    folder = config.cache_dir / "toolchains" / "builds" / repository.key / key.hexdigest()[:32]
+    # The empty part keeps the names of earlier builds.
+    key = name_of(repository.native_key(commit), *toolchain.build, str(toolchain.python), toolchain.qnn, "")
+    folder = config.cache_dir / "toolchains" / "builds" / repository.key / key
 
     def fill(partial: Path) -> None:
         # At its last place from the beginning: libraries remember where they were built.
