@@ -88,6 +88,4 @@ def config(tmp_path: Path, sdk: Path, monkeypatch: pytest.MonkeyPatch) -> Config
 @pytest.fixture(scope="session")
 def qnn_wheel(farm_cache: Path) -> Path:
     """The libraries of the aarch64 wheel of onnxruntime-qnn: real ones of Qualcomm, with unsigned skels."""
-    return (
-        fetch_wheel(farm_cache, "onnxruntime-qnn", "aarch64", "simulator", ("onnxruntime_qnn/lib",)) / "onnxruntime_qnn"
-    )
+    return fetch_wheel(farm_cache, "onnxruntime-qnn") / "onnxruntime_qnn"

@@ -336,19 +336,19 @@ def test_a_wheel_that_cannot_be_reached_is_named_and_leaves_nothing(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(MissingToolError, match=r"the aarch64 wheel of executorch==1\.\S+ cannot be fetched.*PIP_FIND"):
-        fetch_wheel(tmp_path / "cache", "executorch", "aarch64", "build", ("executorch/lib/",))
+        fetch_wheel(tmp_path / "cache", "executorch")
     assert [path.suffix for path in (tmp_path / "cache" / "wheels").iterdir()] == [".lock"]
 
 
 def test_a_wheel_that_is_damaged_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stub_download(_installed: object, _machine: str, folder: Path, *_more: object) -> Path:
+    def stub_download(_installed: object, folder: Path, *_more: object) -> Path:
         wheel = folder / "stub.whl"
         wheel.write_bytes(b"PK\x03\x04 and no more")
         return wheel
 
     monkeypatch.setattr("farm.builds.runtime.packages._download", stub_download)
     with pytest.raises(InfraError, match=r"stub\.whl is damaged"):
-        fetch_wheel(tmp_path / "cache", "executorch", "aarch64", "build", ("executorch/lib/",))
+        fetch_wheel(tmp_path / "cache", "executorch")
 
 
 def test_a_target_that_is_unknown_is_named_with_the_nearest(tmp_path: Path) -> None:

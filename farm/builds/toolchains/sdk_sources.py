@@ -372,7 +372,7 @@ def _make(cache_dir: Path, wheel: str) -> tuple[Path, str]:
     # The name of the folder is known only after the download.
     with own_folder(cache_dir / "fetching", secrets.token_hex(8)) as scratch:
         logger.info("fetching %s %s, about %s MB", WHEEL, wheel, WHEEL_MB)
-        packed = pip_download(f"{WHEEL}=={wheel}", "", [], scratch)
+        packed = pip_download(f"{WHEEL}=={wheel}", scratch)
         libraries = scratch / "sdk" / "lib" / TARGET
         unpacked = _unpack(packed, scratch / "sdk")
         check_machines(libraries.parent)
