@@ -18,7 +18,7 @@ from farm.base.errors import ExitCode, InfraError, StoreError
 from farm.base.machine import now_s
 from farm.dispatch.cluster.agent import shared_jobs
 from farm.dispatch.cluster.agent.host_agent import HostAgent
-from farm.dispatch.cluster.agent.shared_jobs import Claimer, HeartbeatSender, Ledger
+from farm.dispatch.cluster.agent.shared_jobs import AgentLink, Ledger
 from farm.dispatch.recorder import Recorder
 from farm.store import clock
 from farm.store.cluster.records import AgentId, HeartbeatReply, HeldShard
@@ -38,12 +38,12 @@ class Slow:
         self.asked: list[bool] = []
         for module in (shared_jobs, clock):
             monkeypatch.setattr(module, "now_s", lambda: self.now_s)
-        monkeypatch.setattr(HeartbeatSender, "_run", lambda _: None)
+        monkeypatch.setattr(AgentLink, "_run", lambda _: None)
         facts: Any = object()
         store: Any = self
-        self.sender = HeartbeatSender(
+        self.sender = AgentLink(
             store, Ledger(), lambda: facts, on_reply=lambda *_: None, on_hints=lambda _: False,
-            ttl_s=TTL_S, heartbeat_s=_HEARTBEAT_S,
+            on_claimed=lambda *_: None, ttl_s=TTL_S, heartbeat_s=_HEARTBEAT_S,
         )  # fmt: skip
         self.sender.begin(AgentId("h1", "token"))
 
@@ -108,21 +108,17 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
         one = agent(store)
         submit(store, shards(1))
         ledger = Ledger()
-        sender = HeartbeatSender(
-            store, ledger, lambda: facts("h1"), on_reply=lambda *_: None, on_hints=lambda _: claimer.wake() or False,
-            ttl_s=TTL_S, heartbeat_s=0.2,
+        link = AgentLink(
+            store, ledger, lambda: facts("h1"), on_reply=lambda *_: None, on_hints=lambda _: link.claim(SOC) or False,
+            on_claimed=lambda *what: heard.append(what), ttl_s=TTL_S, heartbeat_s=0.2,
         )  # fmt: skip
-
-        claimer = Claimer(store, ledger, lambda *what: heard.append(what), TTL_S, sender.is_stable)
         try:
             asked_s = now_s()
-            claimer.begin(one)
-            sender.begin(one)
-            claimer.request("h1-0", SOC, None)
+            link.begin(one)
+            link.request("h1-0", SOC, None)
             until(lambda: heard, lambda: f"the shard for its device: {notes}", 15)
         finally:
-            claimer.close()
-            sender.close()
+            link.close()
     # The process may use the device for the time of the lease, counted from before the request.
     [(held, end_s)] = heard
     assert TTL_S - 5 < end_s - asked_s < TTL_S + 15
@@ -130,9 +126,7 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
     drop_database(address)
 
 
-@pytest.mark.parametrize(
-    ("part", "method"), [(HeartbeatSender, "_send"), (Claimer, "_until_undecided"), (Recorder, "_next")]
-)
+@pytest.mark.parametrize(("part", "method"), [(AgentLink, "_send"), (Recorder, "_next")])
 def test_an_agent_ends_with_its_thread(
     new_store: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type, method: str
 ) -> None:

@@ -26,7 +26,7 @@ from farm.base.interrupts import noticing_deaths
 from farm.base.log_setup import JsonFormatter, logged_to
 from farm.base.private import hide_environment
 from farm.dispatch.cluster.agent.host_devices import Attachments, DeviceRunners, HostDevices
-from farm.dispatch.cluster.agent.shared_jobs import Claimer, HeartbeatSender, Ledger, SharedJobs, SharedRecords
+from farm.dispatch.cluster.agent.shared_jobs import AgentLink, Ledger, SharedJobs, SharedRecords
 from farm.dispatch.cluster.files import Preparer
 from farm.dispatch.cluster.nightly_starter import NightlyStarter, receivers_of
 from farm.dispatch.device_forks import device_forks
@@ -35,7 +35,7 @@ from farm.dispatch.notify.delivery import find_receivers
 from farm.dispatch.notify.quarantine import Announcer
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder, open_result_log
-from farm.store.cluster.records import AgentFacts, AgentId, HeartbeatReply, HeldShard
+from farm.store.cluster.records import AgentFacts, AgentId, HeartbeatReply
 from farm.store.records import PROTOCOL
 
 if TYPE_CHECKING:
@@ -193,18 +193,18 @@ class HostAgent:
         ledger = Ledger()
         self._records = SharedRecords(self._store, ledger, ttl_s)
         self._recorder = Recorder(self._records, self._log, preparer)
-        self._heartbeats = HeartbeatSender(
+        self._link = AgentLink(
             self._store,
             ledger,
             self.facts,
             on_reply=lambda reply, until_s: self._dispatcher.post(partial(self._apply_reply, reply, until_s)),
             on_hints=self._apply_hints,
+            on_claimed=lambda held, until_s: self._dispatcher.post(partial(self._runners.claimed, held, until_s)),
             ttl_s=ttl_s,
             heartbeat_s=self._config.leases.heartbeat_s,
         )
-        self._claimer = Claimer(self._store, ledger, self._claimed, ttl_s, self._heartbeats.is_stable)
         self._jobs = SharedJobs(
-            self._dispatcher, self._store, self._recorder, self._claimer, preparer,
+            self._dispatcher, self._store, self._recorder, self._link, preparer,
             device_of=lambda device: self._runners.get(device).device, changed=self._changed,
         )  # fmt: skip
         self._runners = DeviceRunners(
@@ -219,9 +219,6 @@ class HostAgent:
 
             self._build_host = BuildHost(self._config, self._store, objects)
             self._build_host.toolchains.look()
-
-    def _claimed(self, held: HeldShard, until_s: float) -> None:
-        self._dispatcher.post(partial(self._runners.claimed, held, until_s))
 
     def _register(self) -> AgentId:
         """Register, waiting until a dead agent of the same name has expired in the store.
@@ -250,8 +247,7 @@ class HostAgent:
         self._records.begin(agent)
         self._recorder.begin()
         self._store.cluster.begun(agent)
-        self._claimer.begin(agent)
-        self._heartbeats.begin(agent)
+        self._link.begin(agent)
         if self._build_host is not None:
             self._build_host.begin(agent)
         if self._nightly_runs is not None:
@@ -269,7 +265,7 @@ class HostAgent:
         from farm.dispatch.cluster.delivery import MessageDelivery, NoticeTask, recover
 
         checks = self._nightly_runs.checks() if self._nightly_runs is not None else {}
-        ttl_s, is_stable = self._config.leases.ttl_s, self._heartbeats.is_stable
+        ttl_s, is_stable = self._config.leases.ttl_s, self._link.is_stable
         recover_work = partial(recover, self._store, ttl_s=ttl_s, is_stable=is_stable)
         notices = NoticeTask(self._store, self._receivers)
         self._delivery = MessageDelivery(self._store, recover=recover_work, ttl_s=ttl_s, checks=checks, notices=notices)
@@ -310,7 +306,7 @@ class HostAgent:
         self._is_draining = True
         logger.info("finishing what runs; nothing else begins")
         self._runners.drain("its agent takes no further work")
-        self._heartbeats.wake()
+        self._link.send_heartbeat()
         self._drainer.start()
 
     def _drain_others(self) -> None:
@@ -327,19 +323,19 @@ class HostAgent:
             return
         self._runners.apply(reply, until_s)
         for soc in reply.claimable:
-            self._claimer.wake(soc)
+            self._link.claim(soc)
         if reply.drain:
             self._ending.set()
             self._drain()
 
     def _apply_hints(self, hints: set[str]) -> bool:
-        """Apply hints, and return whether a heartbeat should follow at once. Called in the heartbeat thread."""
+        """Apply hints, and return whether a heartbeat should follow at once. Called in the thread of the link."""
         runners = self._runners.all()
         is_urgent = False
         for hint in hints:
             word, _, name = hint.partition(" ")
             if word == "work":
-                self._claimer.wake(name, also_busy=self._runners.has(name))
+                self._link.claim(name, also_busy=self._runners.has(name))
             elif word == "build" and self._build_host is not None:
                 self._build_host.wake()
             elif word == "cancel":
@@ -347,7 +343,7 @@ class HostAgent:
                 if self._build_host is not None:
                     self._build_host.send_heartbeat()
             elif word == "wanted":
-                self._claimer.decided(name)
+                self._link.decided(name)
                 is_urgent = is_urgent or any(
                     runner.device.soc == name and runner.lease is not None for runner in runners
                 )
@@ -406,12 +402,12 @@ class HostAgent:
     def _changed(self) -> None:
         """Send the agent's changed facts to the store at once."""
         if self._delivery is not None:
-            self._heartbeats.wake()
+            self._link.send_heartbeat()
 
     def _end(self) -> None:
         """End all parts of the agent, and then its registration, unless another agent has the name by now."""
         self._ending.set()
-        self._claimer.close()
+        self._link.stop_claims()
         is_replaced = self._is_replaced
         closing = [threading.Thread(target=runner.close) for runner in self._runners.all()]
         for thread in closing:
@@ -431,7 +427,7 @@ class HostAgent:
         elif self._jobs.has_quarantined:
             self._announcer.close()
         self._log.close()
-        self._heartbeats.close()
+        self._link.close()
         if not is_replaced:
             with contextlib.suppress(FarmError):
                 self._store.cluster.leave(self._agent)

@@ -99,7 +99,7 @@ class Ledger:
         self.claimed = reply.claimed
 
 
-# Claims of shards for the devices of an agent: one claim for all devices of an SoC, at every hint of work.
+# Thread between an agent and the store: heartbeats, hints of news, and claims of shards for the devices of the agent.
 
 
 logger = logging.getLogger(__name__)
@@ -108,6 +108,8 @@ _COALESCE_SECONDS = 0.003
 """Time in which the requests of several devices are collected for one claim."""
 
 _RETRY_SECONDS = 1.0
+"""Seconds between two tries while the database is away."""
+
 _BUSY_SECONDS = 0.06
 """Delay until a claim is repeated for leases under which this agent was recording results, which a claim skips."""
 _SPREAD_SECONDS = 0.1
@@ -122,148 +124,12 @@ class _ClaimRequest(NamedTuple):
     keep: Lease | None
 
 
-class Claimer:
-    """Thread that claims shards. Any thread may call its methods, which return at once."""
+class AgentLink:
+    """Thread that sends heartbeats, listens for hints and claims shards. Any thread may call its methods.
 
-    def __init__(
-        self,
-        store: Store,
-        ledger: Ledger,
-        claimed: Callable[[HeldShard, float], None],
-        ttl_s: float,
-        is_stable: Callable[[], bool],
-    ) -> None:
-        """`claimed` receives every shard and the end of its lease, on the clock of `now_s`.
-
-        `is_stable` as in `Claims.claim`.
-        """
-        self._is_stable = is_stable
-        self._store, self._ledger, self._claimed, self._ttl_s = store, ledger, claimed, ttl_s
-        self._agent: AgentId | None = None
-        self._requests: dict[str, _ClaimRequest] = {}
-        self._due: set[str] = set()
-        self._undecided: dict[str, list[float]] = {}
-        """Times of the next decisions about busy devices, by SoC (`time.monotonic`)."""
-        self._changed = threading.Condition()
-        self._is_ending = False
-        self._problem = ""
-        self._thread = threading.Thread(target=self._run, daemon=True, name="claims")
-
-    def begin(self, agent: AgentId) -> None:
-        """Claim in the name of `agent`."""
-        self._agent = agent
-        self._thread.start()
-
-    def request(self, device: str, soc: str, keep: Lease | None) -> None:
-        """Claim for a device until it has a shard."""
-        with self._changed:
-            self._requests[device] = _ClaimRequest(soc, keep)
-            self._due.add(soc)
-            self._changed.notify()
-
-    def cancel_request(self, device: str) -> None:
-        """Stop claiming for a device; the shard of a claim under way may still arrive."""
-        with self._changed:
-            self._requests.pop(device, None)
-
-    def wake(self, soc: str = "", *, also_busy: bool = False) -> None:
-        """Claim for the waiting devices of an SoC, as there may be work for them; of all SoCs without `soc`.
-
-        `also_busy`: if no device of the SoC waits, request the decision which run has to hand over a device after a
-        short delay, unless another agent has requested it by then.
-        """
-        with self._changed:
-            wanted = {request.soc for request in self._requests.values()}
-            self._due |= wanted & {soc} if soc else wanted
-            if also_busy and soc not in wanted:
-                at_s = time.monotonic() + random.uniform(0, _SPREAD_SECONDS)  # noqa: S311
-                self._undecided[soc] = [at_s, at_s + _SECOND_LOOK_SECONDS]
-            if self._due or also_busy:
-                self._changed.notify()
-
-    def decided(self, soc: str) -> None:
-        """Note that an agent has just had the store decide which run hands over a device of an SoC."""
-        with self._changed:
-            self._undecided.pop(soc, None)
-
-    def close(self) -> None:
-        """Stop claiming and wait at most 5 s for the thread."""
-        with self._changed:
-            self._is_ending = True
-            self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join(5.0)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not (self._due or self._is_ending):
-                    # Not wait_for: a new decision may come due meanwhile, which changes the timeout.
-                    self._changed.wait(self._until_undecided())
-                if self._is_ending:
-                    return
-            time.sleep(_COALESCE_SECONDS)
-            now_s = time.monotonic()
-            with self._changed:
-                due, self._due = self._due, set()
-                requests = dict(self._requests)
-                undecided = {soc for soc, times in self._undecided.items() if times[0] <= now_s}
-                later = {soc: [at_s for at_s in times if at_s > now_s] for soc, times in self._undecided.items()}
-                self._undecided = {soc: times for soc, times in later.items() if times}
-            for soc in sorted(due | undecided):
-                mine = {device: request for device, request in requests.items() if request.soc == soc}
-                if mine or soc in undecided:
-                    self._claim(soc, mine)
-
-    def _until_undecided(self) -> float | None:
-        """Return the seconds until the next decision is due; None without one."""
-        return max(0.0, min(self._undecided.values())[0] - time.monotonic()) if self._undecided else None
-
-    def _claim(self, soc: str, requests: dict[str, _ClaimRequest]) -> None:
-        agent = self._agent
-        if agent is None:
-            return
-        until_s = now_s() + self._ttl_s
-        keep = {device: request.keep for device, request in requests.items() if request.keep is not None}
-        try:
-            with self._ledger.changing:
-                found = self._store.cluster.claim(
-                    agent, soc, list(requests), ttl_s=self._ttl_s, keep=keep, is_stable=self._is_stable
-                )
-                self._take(found, requests, until_s)
-        except FarmError as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                logger.warning("nothing can be claimed: %s", error)
-            self._wake_later(soc, _RETRY_SECONDS)
-            return
-        self._problem = ""
-        if set(keep) - {held.lease.device for held in found}:
-            self._wake_later(soc, _BUSY_SECONDS)
-
-    def _wake_later(self, soc: str, seconds: float) -> None:
-        timer = threading.Timer(seconds, self.wake, [soc])
-        timer.daemon = True
-        timer.start()
-
-    def _take(self, found: Sequence[HeldShard], requests: dict[str, _ClaimRequest], until_s: float) -> None:
-        with self._changed:
-            for held in found:
-                if self._requests.get(held.lease.device) is requests[held.lease.device]:
-                    del self._requests[held.lease.device]
-        for held in found:
-            self._ledger.add(held)
-            self._claimed(held, until_s)
-
-
-# Heartbeats of an agent and its leases, at an interval and at urgent hints; their answers carry requests to it.
-
-
-"""Seconds between two tries while the database is away."""
-
-
-class HeartbeatSender:
-    """Thread that sends heartbeats and listens for hints."""
+    A heartbeat is sent at an interval and at urgent hints; its answer carries requests to the agent. One claim serves
+    all devices of an SoC, and follows every hint of work. All methods but `stop_claims` and `close` return at once.
+    """
 
     def __init__(
         self,
@@ -273,26 +139,36 @@ class HeartbeatSender:
         *,
         on_reply: Callable[[HeartbeatReply, float], None],
         on_hints: Callable[[set[str]], bool],
+        on_claimed: Callable[[HeldShard, float], None],
         ttl_s: float,
         heartbeat_s: float,
     ) -> None:
         """`on_reply` receives the answer to every heartbeat and the end of the leases, on the clock of `now_s`.
 
-        `on_hints` receives notifications, and returns whether a heartbeat should follow at once.
+        `on_hints` receives notifications, and returns whether a heartbeat should follow at once. `on_claimed` receives
+        every shard and the end of its lease.
         """
         self._store, self._ledger, self._facts = store, ledger, facts
-        self._on_reply, self._on_hints = on_reply, on_hints
+        self._on_reply, self._on_hints, self._on_claimed = on_reply, on_hints, on_claimed
         self._ttl_s, self._heartbeat_s = ttl_s, heartbeat_s
         self._agent: AgentId | None = None
         self._sent: AgentFacts | None = None
-        self._problem = ""
+        self._problems: dict[str, str] = {}
+        """Last error by its subject, which is logged once."""
         self._answers = Answers()
+        self._due_s = 0.0
+        """Time of the next heartbeat, like all times of this thread by `time.monotonic`."""
+        self._is_urgent = False
+        self._requests: dict[str, _ClaimRequest] = {}
+        self._claims_s: dict[str, list[float]] = {}
+        """Times of the next claims by SoC; without a waiting device a claim decides about the busy ones."""
+        self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._is_ending = False
-        self._thread = threading.Thread(target=self._run, daemon=True, name="heartbeats")
+        self._is_claiming, self._is_ending = True, False
+        self._thread = threading.Thread(target=self._run, daemon=True, name="store-link")
 
     def begin(self, agent: AgentId) -> None:
-        """Start heartbeats for `agent`, whose facts the store has from its registration."""
+        """Start heartbeats and claims for `agent`, whose facts the store has from its registration."""
         self._agent, self._sent = agent, self._facts()
         self._answers.begin()
         self._thread.start()
@@ -301,37 +177,102 @@ class HeartbeatSender:
         """Return whether the store has answered for one lease duration: an agent without a heartbeat is dead then."""
         return self._answers.is_stable(self._ttl_s)
 
-    def wake(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send a heartbeat at once: the facts of the agent have changed."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b".")
+        self._is_urgent = True
+        self._wake()
+
+    def request(self, device: str, soc: str, keep: Lease | None) -> None:
+        """Claim for a device until it has a shard."""
+        with self._lock:
+            self._requests[device] = _ClaimRequest(soc, keep)
+        self._claim_in(soc, _COALESCE_SECONDS)
+
+    def cancel_request(self, device: str) -> None:
+        """Stop claiming for a device; the shard of a claim under way may still arrive."""
+        with self._lock:
+            self._requests.pop(device, None)
+
+    def claim(self, soc: str, *, also_busy: bool = False) -> None:
+        """Claim for the waiting devices of an SoC, as there may be work for them.
+
+        `also_busy`: if no device of the SoC waits, request the decision which run has to hand over a device after a
+        short delay, unless another agent has requested it by then.
+        """
+        if self._waiting(soc):
+            self._claim_in(soc, _COALESCE_SECONDS)
+        elif also_busy:
+            at_s = time.monotonic() + random.uniform(0, _SPREAD_SECONDS)  # noqa: S311
+            with self._lock:
+                self._claims_s[soc] = [at_s, at_s + _SECOND_LOOK_SECONDS]
+            self._wake()
+
+    def decided(self, soc: str) -> None:
+        """Note that an agent has just had the store decide which run hands over a device of an SoC."""
+        if not self._waiting(soc):
+            with self._lock:
+                self._claims_s.pop(soc, None)
+
+    def stop_claims(self) -> None:
+        """Stop claiming, and wait at most 5 s for a claim under way."""
+        self._is_claiming = False
+        if self._ledger.changing.acquire(timeout=5.0):
+            self._ledger.changing.release()
 
     def close(self) -> None:
         """End the thread, waiting at most 5 s for it."""
         self._is_ending = True
-        self.wake()
+        self._wake()
         if self._thread.ident is not None:
             self._thread.join(5.0)
         if not self._thread.is_alive():
             os.close(self._wake_read)
             os.close(self._wake_write)
 
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b".")
+
+    def _waiting(self, soc: str) -> dict[str, _ClaimRequest]:
+        with self._lock:
+            return {device: request for device, request in self._requests.items() if request.soc == soc}
+
+    def _claim_in(self, soc: str, seconds: float) -> None:
+        """Claim for an SoC in so many seconds, or when it is due already."""
+        with self._lock:
+            self._claims_s[soc] = [min([time.monotonic() + seconds, *self._claims_s.get(soc, ())])]
+        self._wake()
+
     def _run(self) -> None:
-        due_s = time.monotonic()
         with contextlib.closing(Hints(self._store)) as hints:
             while not self._is_ending:
-                received = hints.wait(max(0.0, due_s - time.monotonic()), self._wake_read)
-                was_woken = self._was_woken()
+                received = hints.wait(self._until_due_s(), self._wake_read)
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 1024)
                 is_urgent = bool(received) and self._on_hints(received)
-                if was_woken or is_urgent or time.monotonic() >= due_s:
+                if is_urgent or self._is_urgent or time.monotonic() >= self._due_s:
+                    self._is_urgent = False
                     was_answered = self._send()
-                    due_s = time.monotonic() + (self._heartbeat_s if was_answered else _RETRY_SECONDS)
+                    self._due_s = time.monotonic() + (self._heartbeat_s if was_answered else _RETRY_SECONDS)
+                # One claim at a time, as a heartbeat may come due meanwhile.
+                if (soc := self._due_soc()) is not None and self._is_claiming:
+                    self._claim_for(soc)
 
-    def _was_woken(self) -> bool:
-        try:
-            return bool(os.read(self._wake_read, 1024))
-        except BlockingIOError:
-            return False
+    def _until_due_s(self) -> float:
+        with self._lock:
+            first_s = min([self._due_s, *(times[0] for times in self._claims_s.values())])
+        return max(0.0, first_s - time.monotonic())
+
+    def _due_soc(self) -> str | None:
+        """Return the SoC whose claim is due first, and remove its time; None if none is due."""
+        now = time.monotonic()
+        with self._lock:
+            soc = min(self._claims_s, key=lambda one: self._claims_s[one][0], default=None)
+            if soc is None or self._claims_s[soc][0] > now:
+                return None
+            if later := [at_s for at_s in self._claims_s.pop(soc) if at_s > now]:
+                self._claims_s[soc] = later
+            return soc
 
     def _send(self) -> bool:
         if self._agent is None:
@@ -347,16 +288,47 @@ class HeartbeatSender:
                 self._ledger.apply(reply)
                 self._on_reply(reply, until_s)
         except FarmError as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                logger.warning("no heartbeat: %s", error)
+            self._warn_once("no heartbeat", error)
             return False
         self._answers.note(self._ttl_s)
-        if self._problem:
-            self._problem = ""
+        if self._problems.pop("no heartbeat", ""):
             logger.info("heartbeats reach the store again")
         self._sent = facts
         return True
+
+    def _claim_for(self, soc: str) -> None:
+        agent, requests = self._agent, self._waiting(soc)
+        if agent is None:
+            return
+        until_s = now_s() + self._ttl_s
+        keep = {device: request.keep for device, request in requests.items() if request.keep is not None}
+        try:
+            with self._ledger.changing:
+                found = self._store.cluster.claim(
+                    agent, soc, list(requests), ttl_s=self._ttl_s, keep=keep, is_stable=self.is_stable
+                )
+                self._take(found, requests, until_s)
+        except FarmError as error:
+            self._warn_once("nothing can be claimed", error)
+            self._claim_in(soc, _RETRY_SECONDS)
+            return
+        self._problems.pop("nothing can be claimed", "")
+        if set(keep) - {held.lease.device for held in found}:
+            self._claim_in(soc, _BUSY_SECONDS)
+
+    def _take(self, found: Sequence[HeldShard], requests: dict[str, _ClaimRequest], until_s: float) -> None:
+        with self._lock:
+            for held in found:
+                if self._requests.get(held.lease.device) is requests[held.lease.device]:
+                    del self._requests[held.lease.device]
+        for held in found:
+            self._ledger.add(held)
+            self._on_claimed(held, until_s)
+
+    def _warn_once(self, subject: str, error: FarmError) -> None:
+        if self._problems.get(subject) != str(error):
+            self._problems[subject] = str(error)
+            logger.warning("%s: %s", subject, error)
 
 
 # The job source of an agent: shards from PostgreSQL, by the parts that claim, fetch and record.
@@ -374,16 +346,14 @@ class SharedJobs:
         host: Dispatcher,
         store: Store,
         recorder: Recorder,
-        claimer: Claimer,
+        link: AgentLink,
         preparer: Preparer,
         *,
         device_of: Callable[[str], Device],
         changed: Callable[[], None],
     ) -> None:
         """`device_of` returns a device by its id; `changed` is called when a device rests."""
-        self._host, self._store, self._recorder, self._claimer, self._preparer = (
-            host, store, recorder, claimer, preparer
-        )  # fmt: skip
+        self._host, self._store, self._recorder, self._link, self._preparer = host, store, recorder, link, preparer
         self._device_of, self._changed = device_of, changed
         self._fetchers = ThreadPoolExecutor(_FETCHING, "prepare")
         self._recorded: set[tuple[str, str]] = set()
@@ -393,11 +363,11 @@ class SharedJobs:
 
     def request(self, device: str, keep: Lease | None) -> None:
         """Claim a shard for a device."""
-        self._claimer.request(device, self._device_of(device).soc, keep)
+        self._link.request(device, self._device_of(device).soc, keep)
 
     def cancel_request(self, device: str) -> None:
         """Claim nothing for a device."""
-        self._claimer.cancel_request(device)
+        self._link.cancel_request(device)
 
     def prepare(self, held: HeldShard, device: Device, done: Callable[[Prepared | FarmError], None]) -> None:
         """Fetch the files of a shard, then call `done`."""
