@@ -9,6 +9,7 @@ import time
 from asyncio import CancelledError
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -138,20 +139,19 @@ SERVICES = 4
 """Handlers that run at once."""
 
 
+@dataclass
 class Serving:
     """Handlers of jobs, each called in a thread."""
 
-    def __init__(
-        self,
-        *,
-        finish: Callable[[str], object],
-        recover: Callable[[], bool],
-        remove_ended: Callable[[], object],
-        notify: Callable[[Job], None],
-    ) -> None:
-        """`finish` gets a run whose work is over; `recover` returns whether any run goes on; `notify` raises
-        TryAgainError."""
-        self.finish, self.recover, self.remove_ended, self.notify = finish, recover, remove_ended, notify
+    finish: Callable[[str], object]
+    """Called with a run whose work is over."""
+    recover: Callable[[], bool]
+    """Returns whether any run goes on."""
+    remove_ended: Callable[[], object]
+    notify: Callable[[Job], None]
+    """Raises TryAgainError."""
+
+    def __post_init__(self) -> None:
         # Not asyncio's own pool, which other code of the loop may fill.
         self.threads = ThreadPoolExecutor(SERVICES, thread_name_prefix="service")
 

@@ -19,7 +19,7 @@ from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store import rows, values
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import Agent, AgentFacts, AgentId, Claimed, HeartbeatReply, Recovered
-from farm.store.cluster.shards import WAIT_AGAIN, decode_names, encode_names, jobs_left
+from farm.store.cluster.shards import WAIT_AGAIN, decode_names, jobs_left, note_done
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.situations import mark_wanted, read_situation
 
@@ -238,15 +238,10 @@ class Agents(ClusterPart):
             return
         rows: list[dict[str, Any]] = [
             {
-                "device": values.clean(device.id, values.NAME_LIMIT),
+                **lease_rows.device_texts(device, "soc", "kind", "os", "serial", "name", "refused"),
+                "device": lease_rows.device_key(device.id),
                 "agent": agent.name,
-                "soc": values.clean(device.soc, values.SOC_LIMIT),
-                "kind": values.clean(device.kind, values.KIND_LIMIT),
-                "os": values.clean(device.os, values.KIND_LIMIT),
-                "serial": values.clean(device.serial, values.NAME_LIMIT),
-                "name": values.clean(device.name, values.NAME_LIMIT),
                 "labels": json.dumps([values.clean(label, values.NAME_LIMIT) for label in device.labels]),
-                "refused": values.clean(device.refused, values.NAME_LIMIT),
                 "now_ms": now_ms,
             }
             for device in sorted(facts.devices, key=lambda device: device.id)
@@ -374,11 +369,6 @@ _DEADLY = text("""
     WHERE id = :shard AND state = 'waiting' AND tries >= :most FOR UPDATE OF shard
 """)
 _DEADLY_IDS = text("SELECT id FROM shard WHERE state = 'waiting' AND tries >= :most ORDER BY id")
-_SPARED = text("""
-    WITH noted AS (UPDATE shard_jobs SET done = :done, next_job = :next_job WHERE shard = :shard)
-    UPDATE shard SET tries = 0, remaining = :left, state = CASE WHEN :left = 0 THEN 'ended' ELSE 'waiting' END
-    WHERE id = :shard
-""")
 _FORGET = text("""
     UPDATE agent SET has_left = true WHERE name = :name AND NOT has_left AND expires_ms < :before_ms RETURNING name
 """)
@@ -537,7 +527,5 @@ def _spare(connection: Connection, *, number: int) -> list[str]:
     reason = f"{_MOST_DEATHS} times its host died during the job"
     attempt = Attempt(deadly.job.id, Verdict.INFRA, Stage.EXECUTE, reason, bundle_key=deadly.key, cause=Cause.WORKER)
     rows.insert_attempts(connection, shard.run_id, [(attempt, ())])
-    done = [*decode_names(shard.done), deadly.job.id]
-    noted = {"shard": shard.id, "done": encode_names(done), "next_job": left[0].job.id if left else ""}
-    connection.execute(_SPARED, {**noted, "left": len(left)})
+    note_done(connection, shard.id, [*decode_names(shard.done), deadly.job.id], [one.job.id for one in left])
     return [f"run {shard.run_id}: {deadly.job.id} is not tried again: {reason}"]

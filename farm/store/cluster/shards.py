@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, text
 from farm.base.errors import LeaseLostError
 from farm.policy.retries import MOST_DEVICES, avoided, is_failure
 from farm.policy.sharing import share_out
-from farm.policy.situation import Lease, LivingDevice, Priority, Share, usable
+from farm.policy.situation import Lease, LivingDevice, Share, usable
 from farm.store import rows, schema, values
 from farm.store.cluster.builds import find_builds, find_failures
 from farm.store.cluster.part import ClusterPart, notify, reading
@@ -30,8 +30,12 @@ from farm.store.rows import bounded
 # Level of zlib: the tolerances of jobs, kilobytes that repeat within a suite, shrink to a twentieth in a millisecond.
 _LEVEL = 1
 
-READ_NAMES = text("SELECT names, done FROM shard_jobs WHERE shard = :shard")
-"""Parameter: shard."""
+# Earlier agents died during jobs that are done now.
+_DONE = text("""
+    WITH noted AS (UPDATE shard_jobs SET done = :done, next_job = :next_job WHERE shard = :shard)
+    UPDATE shard SET remaining = :left, tries = 0, state = CASE WHEN :left = 0 THEN 'ended' ELSE state END
+    WHERE id = :shard
+""")
 WAIT_AGAIN = """
     UPDATE shard SET state = CASE WHEN run_order.state = 'open' THEN 'waiting' ELSE 'ended' END, device = '',
                      agent = '', token = '', why = :why
@@ -57,13 +61,9 @@ def insert_shards(
             "avoid": [values.clean(device, values.NAME_LIMIT) for device in new.avoid],
             "retry": any(one.history for one in new.jobs),
             "state": "waiting",
-            "device": "",
-            "fence": 0,
-            "agent": "",
-            "token": "",
+            **dict.fromkeys(("device", "agent", "token", "why"), ""),
+            **dict.fromkeys(("fence", "tries"), 0),
             "held_ms": now_ms,
-            "tries": 0,
-            "why": "",
             "remaining": len(new.jobs),
         }
         for new in shards
@@ -114,6 +114,12 @@ def jobs_left(jobs: bytes, done: str) -> tuple[PlannedJob, ...]:
     """Return the jobs of a shard without a result."""
     ended = set(decode_names(done))
     return tuple(one for one in decode_jobs(jobs) if one.job.id not in ended)
+
+
+def note_done(connection: Connection, shard: int, done: Iterable[str], left: Sequence[str]) -> None:
+    """Note the jobs of a shard with a result and the jobs `left`; without any left it ends."""
+    noted = {"shard": shard, "done": encode_names(done), "next_job": left[0] if left else "", "left": len(left)}
+    connection.execute(_DONE, noted)
 
 
 # Assignment of shards to devices, with the leases: one decision at a time per SoC, under the lock of the SoC.
@@ -265,20 +271,8 @@ class _Taking(NamedTuple):
         row = self.connection.execute(_HOLD, {**self.us, "device": device, "fence": fence, "shard": shard}).first()
         if row is None:
             return None
-        lease = lease_rows.take(
-            self.connection,
-            before,
-            fence=fence,
-            token=self.us["token"],
-            user=row.user_name,
-            host=self.place.host,
-            pid=self.place.pid,
-            purpose=row.purpose,
-            priority=Priority(row.priority),
-            acquired_ms=self.us["now_ms"],
-            expires_ms=self.us["now_ms"] + self.ttl_ms,
-        )
-        return row, lease
+        us = {name: self.us[name] for name in ("token", "now_ms")}
+        return row, lease_rows.take(self.connection, before, row, self.place, fence=fence, ttl_ms=self.ttl_ms, **us)
 
     def _complete(self, held: Sequence[tuple[Row[Any], Lease]]) -> list[HeldShard]:
         """Return shards with their remaining jobs, bundles and other devices."""
@@ -340,13 +334,7 @@ _SHARDS = text("""
     FROM shard JOIN shard_jobs ON shard_jobs.shard = shard.id
     WHERE id = ANY(:shards) AND state = 'held' AND token = :token ORDER BY id FOR UPDATE OF shard
 """)
-# Earlier agents died during jobs that are done now.
-_DONE = text("""
-    WITH noted AS (UPDATE shard_jobs SET done = :done, next_job = :next_job WHERE shard = :shard)
-    UPDATE shard SET remaining = :left, tries = 0, state = CASE WHEN :left = 0 THEN 'ended' ELSE state END
-    WHERE id = :shard
-""")
-_JOBS_OF = text("SELECT jobs FROM shard_jobs WHERE shard = :shard")
+_JOBS_OF = text("SELECT jobs, done FROM shard_jobs WHERE shard = :shard")
 _FAILED = text("""
     UPDATE run_order SET failures = failures + :n WHERE run_id = :run RETURNING failures, most_failures
 """)
@@ -419,9 +407,9 @@ class ShardResults(ClusterPart):
                 raise LeaseLostError(f"shard {shard} is no longer this agent's")
             if jobs is not None:
                 newer = {one.job.id: one for one in jobs}
+                row = connection.execute(_JOBS_OF, {"shard": shard}).one()
                 with reading("shard_jobs", shard):
-                    done = set(decode_names(connection.execute(READ_NAMES, {"shard": shard}).one().done))
-                    stored = decode_jobs(connection.execute(_JOBS_OF, {"shard": shard}).scalar_one())
+                    done, stored = set(decode_names(row.done)), decode_jobs(row.jobs)
                 every = [newer.pop(one.job.id, one) for one in stored]
                 every += newer.values()
                 left = [one.job.id for one in every if one.job.id not in done]
@@ -459,8 +447,7 @@ class ShardResults(ClusterPart):
                 # The hint makes agents send a heartbeat, whose answer stops their shards of the run.
                 hints.add(f"cancel {run_id}")
             # The shard comes last: the end of the last one finishes the run.
-            done = {"shard": shard.row.id, "done": encode_names(shard.done), "next_job": left[0] if left else ""}
-            connection.execute(_DONE, {**done, "left": len(left)})
+            note_done(connection, shard.row.id, shard.done, left)
             if self._may_notify(run_id):
                 hints.add(f"result {run_id}")
         notify(connection, hints)

@@ -323,20 +323,8 @@ class Leases:
             if before.token and not lease_rows.is_stable(connection, _ms(ttl_s), settled):
                 continue
             if not before.is_held(now_ms) and before.reserved_by(now_ms) in ("", waiter.user_name):
-                lease = lease_rows.take(
-                    connection,
-                    before,
-                    fence=before.fence + 1,
-                    token=waiter.id,
-                    user=waiter.user_name,
-                    host=waiter.host,
-                    pid=waiter.pid,
-                    purpose=waiter.purpose,
-                    priority=Priority(waiter.priority),
-                    acquired_ms=now_ms,
-                    expires_ms=now_ms + _ms(ttl_s),
-                )
-                taken.append(lease)
+                holder: dict[str, Any] = {"fence": before.fence + 1, "token": token, "ttl_ms": _ms(ttl_s)}
+                taken.append(lease_rows.take(connection, before, waiter, waiter, now_ms=now_ms, **holder))
         served = {"of": token, "alive_ms": now_ms + _waiter_ms(ttl_s), "left": waiter.wanted - len(taken)}
         connection.execute(lease_rows.SERVED, served)
         return tuple(taken)

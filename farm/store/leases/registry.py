@@ -17,7 +17,7 @@ from farm.devices.device import RECOVERY, Device, Event, Health, HealthEvent
 from farm.devices.facts import DeviceStatus
 from farm.store import rows, schema, values
 from farm.store.clock import Clock, clock_ms
-from farm.store.leases.rows import lease_row, lock_names
+from farm.store.leases.rows import device_key, device_texts, lease_row, lock_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,7 @@ class Registry:
         A quarantine stays, since only `farm devices unquarantine` ends it. Runs and health events stay as well. Raises
         UnknownNameError, LeaseLostError for a leased or reserved device.
         """
-        key = _key(device)
+        key = device_key(device)
 
         def change(connection: Connection) -> None:
             lock_names(connection)
@@ -168,7 +168,7 @@ class Registry:
         A step of a recovery changes neither the health nor its reason. Only `farm devices unquarantine` ends a
         quarantine.
         """
-        key = _key(event.device)
+        key = device_key(event.device)
         row = {
             "device": key,
             "event": values.clean(event.event, values.SOC_LIMIT),
@@ -193,7 +193,7 @@ class Registry:
     def health_events(self, device: str, limit: int) -> list[HealthEvent]:
         """Return the newest events of a device, newest first."""
         event = schema.health_event.c
-        query = select(schema.health_event).where(event.device == _key(device)).order_by(event.id.desc()).limit(limit)
+        newest = select(schema.health_event).where(event.device == device_key(device)).order_by(event.id.desc())
         with self._database.reading() as connection:
             return [
                 HealthEvent(
@@ -205,13 +205,13 @@ class Registry:
                     latency_ns=values.unpack_floats(row.latency_ns),
                     time_ms=row.time_ms,
                 )
-                for row in connection.execute(query)
+                for row in connection.execute(newest.limit(limit))
             ]
 
     def health(self, device: str) -> tuple[str, str]:
         """Return state and reason of a device: ("healthy", "") for an unknown device."""
         row = schema.device_state.c
-        query = select(row.health, row.health_reason).where(row.id == _key(device))
+        query = select(row.health, row.health_reason).where(row.id == device_key(device))
         with self._database.reading() as connection:
             found = connection.execute(query).first()
         return ("healthy", "") if found is None else (found.health, found.health_reason)
@@ -222,18 +222,14 @@ class Registry:
         def change(connection: Connection) -> None:
             if name:
                 same = or_(row.name == name, row.serial == name, row.id == name)
-                other = connection.scalar(select(row.id).where(same, row.id != _key(device)))
+                other = connection.scalar(select(row.id).where(same, row.id != device_key(device)))
                 if other is not None:
                     raise UsageError(f"{other} is called {name!r} already: choose another name")
                 if connection.scalar(select(row.id).where(func.lower(row.soc) == name.lower())) is not None:
                     raise UsageError(f"{name!r} is an SoC: choose another name")
-            _change_row(connection, _key(device), facts)
+            _change_row(connection, device_key(device), facts)
 
         self._database.write(change)
-
-
-def _key(device: str) -> str:
-    return values.clean(device, values.NAME_LIMIT)
 
 
 def _clean(value: str | float) -> str | float:
@@ -265,12 +261,7 @@ def _labels(labels: Sequence[str]) -> list[str]:
 def _seen_row(seen: Seen, now_ms: int) -> dict[str, Any]:
     device = seen.device
     row: dict[str, Any] = {
-        "serial": _key(device.serial),
-        "host": values.clean(device.host, values.NAME_LIMIT),
-        "soc": values.clean(device.soc, values.SOC_LIMIT),
-        "kind": values.clean(device.kind, values.KIND_LIMIT),
-        "os": values.clean(device.os, values.KIND_LIMIT),
-        "product": values.clean(device.product, values.NAME_LIMIT),
+        **device_texts(device, "serial", "host", "soc", "kind", "os", "product"),
         "state": values.clean(seen.state, values.SOC_LIMIT),
         "last_seen_ms": now_ms,
         "forgotten_ms": 0,
@@ -286,7 +277,7 @@ def _seen_row(seen: Seen, now_ms: int) -> dict[str, Any]:
 
 def _change(connection: Connection, device: str, facts: Mapping[str, Any]) -> None:
     """Change the row of a device; creates a missing row."""
-    key = _key(device)
+    key = device_key(device)
     texts = dict.fromkeys(("serial", "host", "soc", "kind", "os", "product", "state"), "")
     rows.insert_missing(connection, schema.device_state, [{**texts, **_AS_NEW, "id": key, "last_seen_ms": 0}])
     connection.execute(update(schema.device_state).where(schema.device_state.c.id == key).values(dict(facts)))

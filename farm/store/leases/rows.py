@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, delete, func, or_, select, text, update
 
 from farm.base.errors import LeaseLostError
-from farm.policy.situation import Lease, Request, Waiting
+from farm.policy.situation import Lease, Priority, Request, Waiting
 from farm.store import schema, values
 from farm.store.rows import insert_missing
 
@@ -22,6 +22,9 @@ _SOC_LOCK = 0x736F63
 
 # Uptime of the server in milliseconds: holders could not renew leases before, and may still return for them.
 _UP_MS = "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000"
+
+_WIDTHS = {"soc": values.SOC_LIMIT, "kind": values.KIND_LIMIT, "os": values.KIND_LIMIT}
+"""Widths of the texts of devices, where they are no names."""
 
 # Statements are built once: waiting processes execute them three times a second.
 _lease_row, _waiter_row, _state_row = schema.lease.c, schema.waiter.c, schema.device_state.c
@@ -128,6 +131,11 @@ def require_live(connection: Connection, device: str, fence: int, now_ms: int) -
 def device_key(device: str) -> str:
     """Return the id of a device in the form of its column."""
     return values.clean(device, values.NAME_LIMIT)
+
+
+def device_texts(facts: object, *columns: str) -> dict[str, str]:
+    """Return texts of a device in the form of their columns."""
+    return {name: values.clean(getattr(facts, name), _WIDTHS.get(name, values.NAME_LIMIT)) for name in columns}
 
 
 def encode_devices(devices: Iterable[str]) -> str:
@@ -238,8 +246,32 @@ def insert_free(connection: Connection, devices: Iterable[str]) -> None:
     insert_missing(connection, schema.lease, [{"device": device, **texts, **numbers} for device in devices])
 
 
-def take(connection: Connection, before: Lease, **holder: Any) -> Lease:
-    """Give a device to a holder, with these fields of its lease, and return the lease."""
-    taken = msgspec.structs.replace(before, **holder)
+def take(
+    connection: Connection,
+    before: Lease,
+    wish: Row[Any],
+    place: Row[Any],
+    *,
+    fence: int,
+    token: str,
+    now_ms: int,
+    ttl_ms: int,
+) -> Lease:
+    """Give a device to a holder, and return its lease.
+
+    `wish` has user, purpose and priority of the holder, `place` its host and process.
+    """
+    taken = msgspec.structs.replace(
+        before,
+        fence=fence,
+        token=token,
+        user=wish.user_name,
+        host=place.host,
+        pid=place.pid,
+        purpose=wish.purpose,
+        priority=Priority(wish.priority),
+        acquired_ms=now_ms,
+        expires_ms=now_ms + ttl_ms,
+    )
     connection.execute(_TAKE, {**msgspec.structs.asdict(taken), "priority": int(taken.priority)})
     return taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -18,15 +18,19 @@ from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.dispatch.cluster.client.devices import Wanted, pinned
 from farm.dispatch.cluster.client.follow import FollowEnd, Follower, InterruptChoice, Signals
 from farm.dispatch.cluster.client.submit_options import SubmitOptions, require_possible
-from farm.dispatch.cluster.files import failed_build, sent_build
-from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms, toolchain_id
+from farm.dispatch.cluster.files import failed_build, sent_build, upload_runtime, upload_sources
+from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms, require_offered, toolchain_id
 from farm.dispatch.request.choose import narrow
 from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.dispatch.request.selection import Budget
 from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers, report_of
+from farm.policy.divide import divide
+from farm.policy.situation import Priority
 from farm.report.model.format import plural
-from farm.store.cluster.records import Build, NewBuild
+from farm.store.cluster.records import Build, NewBuild, NewOrder, NewShard
+from farm.store.objects.objects import open_objects
 from farm.store.records import PROTOCOL
+from farm.store.store import open_store
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
     from farm.builds.bundles.bundle import Manifest
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.dispatch.dispatcher import ProgressListener
-    from farm.store.cluster.records import NewOrder, NewShard, PlannedJob
+    from farm.store.cluster.records import PlannedJob
     from farm.store.objects.objects import Objects
     from farm.store.records import SkipReason
     from farm.store.store import Store
@@ -185,7 +189,6 @@ def upload_runtimes(
 ) -> tuple[RemoteRuntime, ...]:
     """Upload the runtime of each class of devices for `jobs`, and return them. Raises MissingToolError."""
     from farm.builds.runtime.runtime import runtime_for
-    from farm.dispatch.cluster.files import upload_runtime
 
     # The options of one request have one mode.
     mode = jobs[0].target.mode
@@ -214,8 +217,6 @@ def submit(
 
     Raises UsageError, NothingSelectedError, NoDeviceError before any change to the store.
     """
-    from farm.store.store import open_store
-
     request = pinned(request)
     require_possible(request, options)
     budget = Budget(request.budget_s)
@@ -239,8 +240,6 @@ def resume(
     interrupts: InterruptHandler | None = None,
 ) -> RunOutcome:
     """Submit the missing jobs of a run. Raises as `submit`, and UsageError for a run that has not ended."""
-    from farm.store.store import open_store
-
     with open_store(config.store_url) as store:
         config, request, view, missing = left_of(config, store, ref)
         request = pinned(request)
@@ -265,6 +264,8 @@ class _SharedRun(RunSteps):
     _interrupts: InterruptHandler | None
     _submit_options: SubmitOptions
     _wanted: Wanted
+    _tools: Toolchain = field(init=False)
+    _objects: Objects = field(init=False)
 
     def execute(
         self,
@@ -277,20 +278,19 @@ class _SharedRun(RunSteps):
         """Submit `jobs` as a new run, whose id `begun` receives, or with `run_id` as the rest of an unfinished run."""
         from farm.builds.toolchains.selection import prepare
         from farm.dispatch.request.records import require_same_conditions, require_same_runtimes
-        from farm.store.objects.objects import open_objects
 
         before = self._store.runs.view(run_id) if run_id else None
         then = before.fingerprint if before is not None else {}
         # Jobs that an earlier end of the run skipped are due again.
         was_skipped = [job.id for job in before.jobs if job.skipped is not None] if before is not None else []
         kind = self._wanted.kind or then.get("device_kind", "hardware")
-        tools = prepare(self._config, virtual=kind == "virtual")
-        fingerprint = self._fingerprint(tools, kind)
+        self._tools = prepare(self._config, virtual=kind == "virtual")
+        fingerprint = self._fingerprint(self._tools, kind)
         if before is not None:
             require_same_conditions(before, fingerprint)
-        self._read_history(jobs, tools, kind)
-        objects = open_objects(self._config)
-        work = self._work(jobs, tools, objects)
+        self._read_history(jobs, self._tools, kind)
+        self._objects = open_objects(self._config)
+        work = self._work(jobs)
         if before is not None:
             runtimes = work.terms.runtimes
             require_same_runtimes(
@@ -305,7 +305,7 @@ class _SharedRun(RunSteps):
             so_far = self._store.cluster.progress(run_id, 0)
             after, made_before = so_far.last, so_far.to_build
         elif not run_id:
-            run_id = self._begin(jobs, tools, fingerprint)
+            run_id = self._begin(jobs, self._tools, fingerprint)
         order = self._order_of(run_id, work)
         skipped = {**dict.fromkeys(was_skipped), **work.skipped}
         # From here on Ctrl-C may concern a submitted run: note it, for the follower to ask the user.
@@ -315,20 +315,17 @@ class _SharedRun(RunSteps):
                 jobs=jobs, skipped=skipped, again=was_submitted,
             )  # fmt: skip
             begun(run_id)
-            return self._followed(run_id, (after, made_before), work, tools, objects, signals)
+            return self._followed(run_id, (after, made_before), work, signals)
 
-    def _work(self, jobs: Sequence[Job], tools: Toolchain, objects: Objects) -> RunWork:
+    def _work(self, jobs: Sequence[Job]) -> RunWork:
         """Return the work of the run, with all of its files uploaded."""
-        from farm.dispatch.cluster.files import upload_sources
-        from farm.policy.divide import divide
-        from farm.store.cluster.records import NewShard
-
+        tools, objects = self._tools, self._objects
         planned = self._order(jobs, self._rebuild.find(jobs, tools))
         health_checks = self._order_health_checks(jobs, tools)
         runtimes = upload_runtimes(self._config, self._request, jobs, self._wanted.classes, objects)
-        built = self._built([*health_checks, *planned], objects)
+        built = self._built([*health_checks, *planned])
         lacking = [one for one in (*health_checks, *planned) if one.key not in built]
-        width = self._width(tools) if lacking else self._config.builders
+        width = self._width() if lacking else self._config.builders
         planned = [msgspec.structs.replace(one, cached=one.key in built) for one in planned]
         most = self._request.most_devices
         devices = {soc: min(count, most or count) for soc, count in self._wanted.per_soc.items()}
@@ -363,35 +360,29 @@ class _SharedRun(RunSteps):
             ),
         )
 
-    def _built(self, planned: Sequence[PlannedJob], objects: Objects) -> dict[str, tuple[Build, Manifest | None]]:
+    def _built(self, planned: Sequence[PlannedJob]) -> dict[str, tuple[Build, Manifest | None]]:
         """Return the bundles that need no compiling, by key; uploads bundles that only this machine has."""
-
         keys = list(dict.fromkeys(one.key for one in planned if one.key not in self._rebuild.keys))
         known: dict[str, tuple[Build, Manifest | None]] = {
             key: (build, None)
             for key, build in self._store.cluster.build_of(keys).items()
-            if build.state == "built" and objects.has(build.archive)
+            if build.state == "built" and self._objects.has(build.archive)
         }
         here = sorted({one.key for one in planned if one.cached} - known.keys())
         if here:
             logger.info("uploading %s", plural(len(here), "compiled program"))
-        return {**known, **upload_bundles(objects, BundleCache(self._config.cache_dir), here)}
+        return {**known, **upload_bundles(self._objects, BundleCache(self._config.cache_dir), here)}
 
-    def _width(self, tools: Toolchain) -> int:
+    def _width(self) -> int:
         """Return how many programs are compiled at once. Raises NoDeviceError if no host would compile them."""
-        from farm.dispatch.cluster.terms import require_offered
-
         if self._submit_options.build_here:
             return self._config.builders
         agents = self._store.cluster.agents()
         if self._submit_options.wait:
             return max(1, sum(bool(agent.alive and agent.facts.toolchains) for agent in agents))
-        return len(require_offered(agents, tools.versions, self._request.backend))
+        return len(require_offered(agents, self._tools.versions, self._request.backend))
 
     def _order_of(self, run_id: str, work: RunWork) -> NewOrder:
-        from farm.policy.situation import Priority
-        from farm.store.cluster.records import NewOrder
-
         request = self._request
         return NewOrder(
             run_id=run_id,
@@ -408,15 +399,7 @@ class _SharedRun(RunSteps):
             budget_s=self._budget.left_s,
         )
 
-    def _followed(
-        self,
-        run_id: str,
-        before: tuple[int, int],
-        work: RunWork,
-        tools: Toolchain,
-        objects: Objects,
-        signals: Signals,
-    ) -> RunOutcome:
+    def _followed(self, run_id: str, before: tuple[int, int], work: RunWork, signals: Signals) -> RunOutcome:
         """Follow the run, unless it is detached, and return its outcome.
 
         `before` holds the last attempt and the number of bundles of the run's earlier part.
@@ -431,7 +414,8 @@ class _SharedRun(RunSteps):
         follower = Follower(self._store, run_id, self._listener, built=made_before, ask=self._submit_options.ask)
         with contextlib.ExitStack() as stack:
             if self._submit_options.build_here and work.to_build:
-                here = build_here(self._config, run_id, work.to_build, tools, objects, self._store, self._rebuild.ended)
+                made, ended = work.to_build, self._rebuild.ended
+                here = build_here(self._config, run_id, made, self._tools, self._objects, self._store, ended)
                 stack.enter_context(here)
             ending = follower.follow(first, signals)
         if ending is FollowEnd.LEFT:
@@ -455,8 +439,6 @@ def attach(
 
     Ctrl-C cannot cancel the run of another user. Raises UnknownNameError, UsageError for a run that was not submitted.
     """
-    from farm.store.store import open_store
-
     with open_store(config.store_url) as store:
         run_id = store.runs.resolve(ref)
         order = store.cluster.order(run_id)
