@@ -95,19 +95,16 @@ def _test(job: JobSummary) -> dict[str, Any]:
         "flaky": job.outcome is Outcome.PASSED and any(one.verdict is Verdict.FAILED for _, one in others),
     }
     begun = [one for one in view.attempts if one.started_ms]
-    if begun:
-        test["start"] = min(one.started_ms for one in begun)
-        test["stop"] = max(_stop(one) for one in begun)
-    if message := _message(job):
-        test["message"] = message
-    if attempt is not None and attempt.log and job.outcome in {Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA}:
-        test["trace"] = short_log(attempt.log, LOG_LIMIT)
-    if job.device:
-        test["device"] = f"{job.device} ({job.kind})" if job.kind else job.device
-    if others:
-        test["retryAttempts"] = [_retry(number, one) for number, one in others]
-    test["extra"] = _extra(job)
-    return test
+    log = attempt.log if attempt and job.outcome in {Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA} else ""
+    optional = {
+        "start": min((one.started_ms for one in begun), default=0),
+        "stop": max(map(_stop, begun), default=0),
+        "message": _message(job),
+        "trace": short_log(log, LOG_LIMIT),
+        "device": f"{job.device} ({job.kind})" if job.device and job.kind else job.device,
+        "retryAttempts": [_retry(number, one) for number, one in others],
+    }
+    return {**test, **{name: value for name, value in optional.items() if value}, "extra": _extra(job)}
 
 
 def _message(job: JobSummary) -> str:

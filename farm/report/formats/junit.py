@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 
 import msgspec
 
+from farm.base.grouping import grouped
 from farm.base.text import one_line, without_colours
 from farm.report.formats import export_format
 from farm.report.model.format import local_time, short_log
@@ -31,10 +33,7 @@ def render_junit(view: RunView) -> str:
     """
     summary = summarize(view)
     root = ET.Element("testsuites", {"name": _attribute(f"farm run {view.id}"), **_totals(summary.jobs)})
-    suites: dict[str, list[JobSummary]] = {}
-    for job in summary.jobs:
-        suites.setdefault(job.job.suite, []).append(job)
-    for name, jobs in suites.items():
+    for name, jobs in grouped((job.job.suite, job) for job in summary.jobs).items():
         suite = ET.SubElement(root, "testsuite", {"name": _attribute(name), **_totals(jobs)})
         suite.set("hostname", _attribute(view.host))
         started = local_time(view.started_ms)
@@ -63,10 +62,9 @@ def _test_case(suite: ET.Element, job: JobSummary) -> None:
     elif job.outcome is Outcome.KNOWN and attempt is not None:
         known = f"known issue: {attempt.known_issue}"
         ET.SubElement(case, "skipped", {"message": _attribute(known)}).text = _details(job)
-    elif job.skipped:
-        ET.SubElement(case, "skipped", {"message": f"SKIPPED: {message}", "type": "skipped"})
     elif job.outcome is Outcome.SKIPPED:
-        ET.SubElement(case, "skipped", {"message": message})
+        facts = {"message": f"SKIPPED: {message}", "type": "skipped"} if job.skipped else {"message": message}
+        ET.SubElement(case, "skipped", facts)
     if attempt and attempt.log and job.outcome in {Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA}:
         ET.SubElement(case, "system-out").text = xml_text(short_log(attempt.log, LOG_LIMIT))
 
@@ -89,7 +87,7 @@ def _details(job: JobSummary) -> str:
     return xml_text("\n".join(lines))
 
 
-def _totals(jobs: list[JobSummary] | tuple[JobSummary, ...]) -> dict[str, str]:
+def _totals(jobs: Sequence[JobSummary]) -> dict[str, str]:
     skipped = {Outcome.KNOWN, Outcome.SKIPPED}
     return {
         "tests": str(len(jobs)),

@@ -79,7 +79,7 @@ _SHOWN_ROWS = 400
 def render_compare(report: CompareReport) -> str:
     """Return the page of a comparison as one file; all of its text is treated as hostile."""
     groups = [(group, title, report.having(group)) for group, title in TITLES.items()]
-    timed = [metric for metric in ("htp_cycles", "latency", "prefill_rate") if _rows(report, metric)]
+    timed = [(metric, _rows(report, metric)) for metric in ("htp_cycles", "latency", "prefill_rate")]
     return render(
         "compare.html.j2",
         None,
@@ -90,7 +90,7 @@ def render_compare(report: CompareReport) -> str:
         groups=[(str(group), title, jobs) for group, title, jobs in groups if jobs],
         quiet=[title.lower() for _, title, jobs in groups if not jobs],
         different=report.having(CompareGroup.DIFFERENT),
-        timed=[(metric, _rows(report, metric)) for metric in timed],
+        timed=[(metric, rows) for metric, rows in timed if rows],
         figures=_figures(report),
         cost=compile_cost(report.jobs),
         merged=merged,
@@ -106,15 +106,11 @@ def _rows(report: CompareReport, metric: str) -> list[tuple[ComparedJob, PairedM
 
 def _figures(report: CompareReport) -> Sequence[tuple[ComparedJob, PairedMetric]]:
     """Return the figures of outputs that differ between the sides; figures that decide and are worse come first."""
-    order = {"worse": 0, "better": 1, "unknown": 2, "same": 3}
-    found = [
-        (job, one)
-        for job in report.jobs
-        for one in job.metrics
-        if one.is_figure and one.a != one.b and not (math.isnan(one.a) and math.isnan(one.b))
-    ]
-    return sorted(found, key=lambda row: (not row[1].decides, order[row[1].answer], -_size(row[1])))
+    order = ("worse", "better", "unknown", "same")
 
+    def place(row: tuple[ComparedJob, PairedMetric]) -> tuple[bool, int, float]:
+        one = row[1]
+        return not one.decides, order.index(one.answer), 0.0 if math.isnan(one.change) else -abs(one.change)
 
-def _size(one: PairedMetric) -> float:
-    return abs(one.change) if not math.isnan(one.change) else 0.0
+    figures = ((job, one) for job in report.jobs for one in job.metrics if one.is_figure and one.a != one.b)
+    return sorted((row for row in figures if not (math.isnan(row[1].a) and math.isnan(row[1].b))), key=place)

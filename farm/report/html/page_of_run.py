@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from farm.base.files import write_atomically
+from farm.base.grouping import grouped
 from farm.report.formats.layers_csv import LayerPlace
 from farm.report.html.templates import environment, render_page, shown_in_full
 from farm.report.model import format as fmt
@@ -177,13 +178,13 @@ def files_of(context: ReportContext, job_id: str) -> tuple[File, ...]:
 
 def artifact_links(background: Background, store: ArtifactStore, page: Path) -> dict[str, str]:
     """Return links from a page at `page` to artifacts on this machine; fetches artifacts from other hosts first."""
-    found = {}
     everything = [record for records in background.artifacts.values() for record in records]
     store.bring(everything)
-    for sha256 in {record.sha256 for record in everything}:
-        if path := store.find(sha256):
-            found[sha256] = quote(os.path.relpath(path.absolute(), page.parent.absolute()))
-    return found
+    return {
+        sha256: quote(os.path.relpath(path.absolute(), page.parent.absolute()))
+        for sha256 in {record.sha256 for record in everything}
+        if (path := store.find(sha256))
+    }
 
 
 class MatrixColumn(msgspec.Struct, frozen=True):
@@ -219,27 +220,21 @@ class Matrix(msgspec.Struct, frozen=True):
 
 def matrices(summary: RunSummary) -> tuple[Matrix, ...]:
     """Return one matrix per suite, with only the targets of that suite; all in the order of the run."""
-    suites: dict[str, list[JobSummary]] = {}
-    for job in summary.jobs:
-        suites.setdefault(job.job.suite, []).append(job)
+    suites = grouped((job.job.suite, job) for job in summary.jobs)
     return tuple(_matrix(suite, jobs) for suite, jobs in suites.items())
 
 
 def _matrix(suite: str, jobs: list[JobSummary]) -> Matrix:
-    by_target: dict[tuple[str, str, str, str], list[JobSummary]] = {}
-    cells: dict[str, dict[tuple[str, str, str, str], list[JobSummary]]] = {}
-    for job in jobs:
-        target = (job.job.soc, job.job.backend, job.job.precision, job.options)
-        by_target.setdefault(target, []).append(job)
-        cells.setdefault(job.job.case, {}).setdefault(target, []).append(job)
+    with_target = [((job.job.soc, job.job.backend, job.job.precision, job.options), job) for job in jobs]
+    by_target, cells = grouped(with_target), grouped(((job.job.case, target), job) for target, job in with_target)
     soc_order = list(dict.fromkeys(target[0] for target in by_target))
     targets = sorted(by_target, key=lambda target: soc_order.index(target[0]))
     return Matrix(
         suite=suite,
         columns=tuple(MatrixColumn(*target, kind=_kind(by_target[target])) for target in targets),
         rows=tuple(
-            MatrixRow(case, tuple(tuple(by_cell.get(target, ())) for target in targets))
-            for case, by_cell in cells.items()
+            MatrixRow(case, tuple(tuple(cells.get((case, target), ())) for target in targets))
+            for case in dict.fromkeys(case for case, _ in cells)
         ),
     )
 
@@ -282,15 +277,9 @@ def render_html(view: RunView, context: ReportContext | None = None, *, home: st
     profiles = [job for job in summary.jobs if job.attempt and job.attempt.operators]
     layers = [job for job in summary.jobs if job.attempt and job.attempt.layers][:SHOWN_JOBS]
     generated = generating(summary)
-    links: dict[int, dict[str, str]] = {}
     curves = [job for job, _ in generated[:SHOWN_JOBS]]
-    for what, prefix, jobs in (
-        ("layers", "l", layers),
-        ("profile", "p", profiles[:SHOWN_JOBS]),
-        ("rates", "g", curves),
-    ):
-        for job in jobs:
-            links.setdefault(job.index, {})[f"{prefix}{job.index}"] = what
+    linked = (("layers", "l", layers), ("profile", "p", profiles[:SHOWN_JOBS]), ("rates", "g", curves))
+    places = grouped((job.index, (f"{prefix}{job.index}", what)) for what, prefix, jobs in linked for job in jobs)
     trends = [(job, trend) for job in summary.jobs for trend in extras[job.index].trends]
     stepped = [one for one in trends if one[1].stepped]
     alerts = sorted(context.alerts or (), key=lambda alert: not is_confirmed(alert))
@@ -298,7 +287,7 @@ def render_html(view: RunView, context: ReportContext | None = None, *, home: st
         "view": view,
         "cross": cross_targets(summary),
         "extras": extras,
-        "links": links,
+        "links": {index: dict(found) for index, found in places.items()},
         "row_limit": row_limit(len(profiles)),
     }
     lean = [job.index for job in summary.jobs if not shown_in_full(job)]
@@ -355,9 +344,7 @@ def packed(numbers: Sequence[int], part: Callable[[int], str]) -> list[tuple[int
 
 
 def _extras(summary: RunSummary, context: ReportContext, first: Triage) -> list[_Extra]:
-    alerts: dict[str, list[AlertRecord]] = {}
-    for alert in context.alerts or ():
-        alerts.setdefault(alert.job_id, []).append(alert)
+    alerts = grouped((alert.job_id, alert) for alert in context.alerts or ())
     kind = context.status.device_kind if context.status else summary.view.fingerprint.get("device_kind", "")
     trends = Trends(context.background)
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,10 +13,9 @@ import msgspec
 
 from farm.devices.device import Event, HealthEvent
 from farm.report.model import format as fmt
-from farm.report.model.history import health_check_p50
+from farm.report.model.history import changed_texts, health_check_p50
 from farm.report.model.status import change_line
 from farm.report.model.summary import Spread, spread_of
-from farm.results.analysis.history import changed_facts, fact_text
 from farm.results.analysis.statistics import GATES, Scale, change_text, scale_of, scaled
 from farm.results.attempt import Attempt, Measurement
 from farm.store.records import AlertRecord, HistoryPoint
@@ -93,20 +93,13 @@ def chart(
         ends=ends,
         marks=tuple(
             Mark(
-                f"{_MARGIN + (WIDTH - 2 * _MARGIN) * share_between(min(places), max(places), point.place):.1f}",
-                f"{HEIGHT - _MARGIN - (HEIGHT - 2 * _MARGIN) * share_between(bottom, high, point.value):.1f}",
+                f"{_MARGIN + (WIDTH - 2 * _MARGIN) * fmt.share_between(min(places), max(places), point.place):.1f}",
+                f"{HEIGHT - _MARGIN - (HEIGHT - 2 * _MARGIN) * fmt.share_between(bottom, high, point.value):.1f}",
                 f"{point.name}: {words(point.value)}",
             )
             for point in found
         ),
     )
-
-
-def share_between(least: float, most: float, value: float) -> float:
-    """Return the place of `value` from `least`, 0, to `most`, 1; one half where the two are equal."""
-    # Halved first: the difference of two great numbers may overflow to infinity, and half of a tiny one may be 0.
-    span = most / 2 - least / 2
-    return (value / 2 - least / 2) / span if span else 0.5
 
 
 SPREAD_WIDTH, SPREAD_HEIGHT = 300, 36
@@ -142,14 +135,13 @@ def _distribution(measured: Measurement) -> Distribution | None:
     if measured.unit not in _TIMES or len(measured.samples) < _LEAST_SAMPLES:
         return None
     spread = spread_of(measured)
-    if spread is None or spread.n < _LEAST_SAMPLES:
-        return None
-    if not (math.isfinite(spread.least) and math.isfinite(spread.most) and spread.least < spread.most):
+    if spread is None or spread.n < _LEAST_SAMPLES or not -math.inf < spread.least < spread.most < math.inf:
         return None
     bars = spread.n >= _LEAST_FOR_BARS
     samples = sorted(sample for sample in measured.samples if not math.isnan(sample))
     *places, p50, p90 = (
-        SPREAD_WIDTH * share_between(spread.least, spread.most, value) for value in (*samples, spread.p50, spread.p90)
+        SPREAD_WIDTH * fmt.share_between(spread.least, spread.most, value)
+        for value in (*samples, spread.p50, spread.p90)
     )
     return Distribution(
         metric=measured.metric,
@@ -164,14 +156,11 @@ def _distribution(measured: Measurement) -> Distribution | None:
 
 def _bar_path(places: list[float]) -> str:
     count = min(_MOST_BARS, math.ceil(2 * math.sqrt(len(places))))
-    counts = [0] * count
-    for at in places:
-        counts[min(count - 1, int(at * count / SPREAD_WIDTH))] += 1
-    wide = SPREAD_WIDTH / count
+    bars = Counter(min(count - 1, int(at * count / SPREAD_WIDTH)) for at in places)
+    wide, unit = SPREAD_WIDTH / count, SPREAD_HEIGHT / max(bars.values())
     return "".join(
-        f"M{place * wide:.0f} {SPREAD_HEIGHT}v-{SPREAD_HEIGHT * n / max(counts):.0f}h{wide - 1:.0f}V{SPREAD_HEIGHT}z"
-        for place, n in enumerate(counts)
-        if n
+        f"M{place * wide:.0f} {SPREAD_HEIGHT}v-{unit * n:.0f}h{wide - 1:.0f}V{SPREAD_HEIGHT}z"
+        for place, n in sorted(bars.items())
     )
 
 
@@ -281,9 +270,9 @@ class Trends:
         """Return the places in a series where the toolchain changed, with the change in words."""
         if fingerprints not in self._changes:
             self._changes[fingerprints] = [
-                (place, fact_text(name, old or None, new or None))
+                (place, text)
                 for place, sides in enumerate(pairwise(fingerprints), 1)
-                for name, (old, new) in changed_facts(*(self._facts.get(one, {}) for one in sides)).items()
+                for text in changed_texts(*(self._facts.get(one, {}) for one in sides)).values()
             ]
         return self._changes[fingerprints]
 
@@ -300,7 +289,7 @@ def _line(values: Sequence[float], least: float, most: float) -> str:
         if math.isnan(value):
             pen_up = True
             continue
-        share = share_between(least, most, min(max(value, least), most))
+        share = fmt.share_between(least, most, min(max(value, least), most))
         y = (0 if value > 0 else TREND_HEIGHT) if math.isinf(value) else round(1 + (TREND_HEIGHT - 2) * (1 - share))
         parts.append(f"{'M' if pen_up else 'L'}{_x(place)} {y}")
         pen_up = False
@@ -436,11 +425,11 @@ def plots_of(
         series: list[PlotSeries] = []
         events: set[PlotEvent] = set()
         times: dict[tuple[str, str], int] = {}
-        for (job_id, kind), group in groupby(of_metric, key=lambda one: (one.job_id, one.device_kind)):
+        for _, group in groupby(of_metric, key=lambda one: (one.job_id, one.device_kind)):
             listed = list(group)
             direction = listed[0].direction
-            times |= {(job_id, one.run_id): one.time_ms for one in listed}
-            series.append(_series(job_id, kind, listed, factor))
+            times |= {(one.job_id, one.run_id): one.time_ms for one in listed}
+            series.append(_series(listed, factor))
             events |= set(_events(listed, facts))
         marks = [
             PlotAlert(one.id, one.job_id, one.first_bad, times[one.job_id, one.first_bad], change_line(one))
@@ -486,7 +475,7 @@ def health_check_plots(events: Sequence[HealthEvent]) -> list[Plot]:
     return [Plot(metric="health check", unit="ms", better="lower", series=[series], events=marks, alerts=[])]
 
 
-def _series(job_id: str, kind: str, points: Sequence[HistoryPoint], factor: float) -> PlotSeries:
+def _series(points: Sequence[HistoryPoint], factor: float) -> PlotSeries:
     shown = [
         PlotPoint(
             run_id=one.run_id,
@@ -500,8 +489,9 @@ def _series(job_id: str, kind: str, points: Sequence[HistoryPoint], factor: floa
         )
         for one in points
     ]
-    levels = _levels([one for one in shown if not one.local], points[0].metric, points[0].unit, factor)
-    return PlotSeries(job_id=job_id, device_kind=kind, points=shown, levels=levels)
+    first = points[0]
+    levels = _levels([one for one in shown if not one.local], first.metric, first.unit, factor)
+    return PlotSeries(job_id=first.job_id, device_kind=first.device_kind, points=shown, levels=levels)
 
 
 def _levels(points: Sequence[PlotPoint], metric: str, unit: str, factor: float) -> list[PlotLevel]:
@@ -528,7 +518,7 @@ def _events(points: Sequence[HistoryPoint], facts: Mapping[str, Mapping[str, str
         if was.fingerprint == now.fingerprint and was.device_facts == now.device_facts:
             continue
         sides = [{**facts.get(one.fingerprint, {}), **one.device_facts} for one in (was, now)]
-        for name, (old, new) in changed_facts(*sides).items():
+        for name, text in changed_texts(*sides).items():
             if name not in _QUIET:
                 kind = "firmware" if name == "device_build" else "SDK" if name.startswith(_SDK) else "toolchain"
-                yield PlotEvent(now.time_ms, kind, fact_text(name, old or None, new or None))
+                yield PlotEvent(now.time_ms, kind, text)

@@ -195,19 +195,23 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why the job was not executed although its programs differ; "" if executed or not needed."""
 
     @property
+    def compiled(self) -> tuple[CompiledFacts, CompiledFacts] | None:
+        """Return the facts of both programs; None unless both sides compiled the job."""
+        a, b = self.a.compiled, self.b.compiled
+        return None if a is None or b is None else (a, b)
+
+    @property
     def same(self) -> bool:
         """Return True when both sides have the same program, inputs and references."""
-        a, b = self.a.compiled, self.b.compiled
-        return a is not None and b is not None and (a.program, a.data) == (b.program, b.data)
+        return self.compiled is not None and not self.differs
 
     @property
     def differs(self) -> str:
         """Return the differing parts of the bundles: `program`, `inputs or references`, or both."""
-        a, b = self.a.compiled, self.b.compiled
-        if a is None or b is None:
+        if self.compiled is None:
             return ""
-        parts = ["program"] * (a.program != b.program) + ["inputs or references"] * (a.data != b.data)
-        return " and ".join(parts)
+        a, b = self.compiled
+        return " and ".join(["program"] * (a.program != b.program) + ["inputs or references"] * (a.data != b.data))
 
     @property
     def outputs_differ(self) -> str:
@@ -220,12 +224,12 @@ class ComparedJob(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fallback(self) -> dict[str, tuple[int, int]]:
         """Return the operators left to the CPU in different numbers, with the counts of A and B."""
-        a, b = self.a.compiled, self.b.compiled
-        if a is None or b is None:
+        if self.compiled is None:
             return {}
+        a, b = self.compiled
         names = sorted(a.fallback_ops.keys() | b.fallback_ops.keys())
         counts = {name: (a.fallback_ops.get(name, 0), b.fallback_ops.get(name, 0)) for name in names}
-        return {name: (was, now) for name, (was, now) in counts.items() if was != now}
+        return {name: both for name, both in counts.items() if both[0] != both[1]}
 
     @property
     def leaves_more(self) -> bool:
@@ -354,14 +358,15 @@ class CompareReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def resized(self) -> tuple[ComparedJob, ...]:
         """Return the jobs whose program has another size, the greatest change first."""
-        found = [job for job in self.jobs if _sizes(job)[0] != _sizes(job)[1]]
-        return tuple(sorted(found, key=lambda job: -abs(math.log(_sizes(job)[1] / _sizes(job)[0]))))
+        both = [(job, *job.compiled) for job in self.jobs if job.compiled]
+        ratios = [(abs(math.log((b.pte_bytes or 1) / (a.pte_bytes or 1))), job) for job, a, b in both]
+        return tuple(job for ratio, job in sorted(ratios, key=lambda one: -one[0]) if ratio)
 
     @property
     def repartitioned(self) -> tuple[ComparedJob, ...]:
         """Return the jobs with another number of delegates, or other operators left to the CPU."""
-        both = [(job, job.a.compiled, job.b.compiled) for job in self.jobs]
-        return tuple(job for job, a, b in both if a and b and (job.fallback or a.partitions != b.partitions))
+        both = [(job, *job.compiled) for job in self.jobs if job.compiled]
+        return tuple(job for job, a, b in both if job.fallback or a.partitions != b.partitions)
 
     @property
     def differing_facts(self) -> tuple[tuple[str, str, str], ...]:
@@ -387,11 +392,6 @@ def compiled_facts(bundle: Bundle, *, cached: bool) -> CompiledFacts:
         delegated_ops=manifest.delegated_ops,
         fallback_ops=manifest.fallback_ops,
     )
-
-
-def _sizes(job: ComparedJob) -> tuple[int, int]:
-    a, b = job.a.compiled, job.b.compiled
-    return (a.pte_bytes or 1, b.pte_bytes or 1) if a and b else (1, 1)
 
 
 def _on_cpu(operators: dict[str, tuple[int, int]]) -> tuple[str, ...]:
@@ -422,11 +422,8 @@ class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
 
 def compile_cost(jobs: Iterable[ComparedJob]) -> CompileCost | None:
     """Return the cost of compiling, of bundles compiled in this comparison if there are any, else of all."""
-    both = {
-        (job.a.compiled.key, job.b.compiled.key): (job.a.compiled, job.b.compiled)
-        for job in jobs
-        if job.a.compiled and job.b.compiled and job.a.compiled.key != job.b.compiled.key
-    }
+    compiled = [job.compiled for job in jobs if job.compiled]
+    both = {(a.key, b.key): (a, b) for a, b in compiled if a.key != b.key}
     new = [pair for pair in both.values() if not any(one.cached for one in pair)]
     pairs = new or list(both.values())
     if not pairs:
@@ -458,7 +455,7 @@ class OverviewRow(msgspec.Struct, frozen=True):
 def overview(report: CompareReport) -> tuple[OverviewRow, ...]:
     """Return the figures over all jobs; figures without data have no row."""
     rows = []
-    if both := [(job.a.compiled, job.b.compiled) for job in report.jobs if job.a.compiled and job.b.compiled]:
+    if both := [job.compiled for job in report.jobs if job.compiled]:
         over = f"{fmt.plural(len(both), 'job')} that both compile"
         counted: tuple[tuple[str, Callable[[CompiledFacts], int], Callable[[int], str]], ...] = (
             ("size of programs", lambda one: one.pte_bytes, fmt.size),
@@ -474,7 +471,8 @@ def overview(report: CompareReport) -> tuple[OverviewRow, ...]:
         over = f"{fmt.plural(len(compared), 'job')} run on both sides"
         rows.append(OverviewRow("outputs, byte for byte", "", "", change, over))
     for metric, label in (("htp_cycles", "HTP cycles"), ("latency", "latency"), ("prefill_rate", "prefill rate")):
-        if moved := changes_of(report, metric):
+        changes = (one.change for job in report.jobs for one in job.metrics if one.metric == metric)
+        if moved := [change for change in changes if math.isfinite(change)]:
             host = ", the simulator's host" if metric != "htp_cycles" and report.kind == "virtual" else ""
             middle, least, most = (
                 change_text(Scale.RATIO, one) for one in (statistics.median(moved), min(moved), max(moved))
@@ -493,12 +491,6 @@ def overview(report: CompareReport) -> tuple[OverviewRow, ...]:
             was, now = map(fmt.size, cost.peak_bytes)
             rows.append(OverviewRow("greatest memory of a builder", was, now, _ratio_text(*cost.peak_bytes), over))
     return tuple(rows)
-
-
-def changes_of(report: CompareReport, metric: str) -> list[float]:
-    """Return the finite changes of a metric, on its scale, one for each job that has it."""
-    found = [one.change for job in report.jobs for one in job.metrics if one.metric == metric]
-    return [change for change in found if math.isfinite(change)]
 
 
 def _ratio_text(a: float, b: float) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from farm.base.backends.registry import runs_on_cpu
 from farm.base.errors import IllegalTargetError, UsageError
+from farm.base.grouping import grouped
 from farm.base.socs import check_backend, find_soc
 from farm.report.model import format as fmt
 from farm.report.model.summary import Outcome, outcome_of
@@ -122,14 +123,10 @@ class Coverage(msgspec.Struct, frozen=True):
         """Return the builders that are in the program of no job."""
         return tuple(row for row in self.rows if not row.cells)
 
-    def reasons(self) -> dict[tuple[Outcome, str], tuple[CoveredJob, ...]]:
+    def reasons(self) -> dict[tuple[Outcome, str], list[CoveredJob]]:
         """Return all jobs except passed and not-run ones by state and reason, the worst first."""
-        found: dict[tuple[Outcome, str], list[CoveredJob]] = {}
-        for state in Outcome:
-            for item in self.items:
-                if item.state is state and state not in {Outcome.PASSED, Outcome.NOT_RUN}:
-                    found.setdefault((state, item.reason), []).append(item)
-        return {key: tuple(items) for key, items in found.items()}
+        shown = [state for state in Outcome if state not in {Outcome.PASSED, Outcome.NOT_RUN}]
+        return grouped(((state, item.reason), item) for state in shown for item in self.items if item.state is state)
 
 
 def listed(job: Job) -> ListedJob:
@@ -184,20 +181,16 @@ def coverage(
     """
     builder_of = {target: name for name, targets in builders.items() for target in targets}
     built = {item.job_id: {builder_of.get(name, name) for name in item.operators or ()} for item in items}
-    cases: dict[str, set[str]] = {}
-    for item in items:
-        for name in built[item.job_id]:
-            cases.setdefault(name, set()).add(item.case)
+    cases = {name: set(own) for name, own in grouped((name, i.case) for i in items for name in built[i.job_id]).items()}
     about: dict[str, list[CoveredJob]] = {}
     passing: dict[str, list[CoveredJob]] = {}
     for item in items:
         names = built[item.job_id]
         fewest = min((len(cases[name]) for name in names), default=0)
         # A case without known operators has a row of its own.
-        for name in names or {item.case}:
+        for name in names or {f"case {item.case}"}:
             subject = not names or len(cases[name]) == fewest
-            (about if subject else passing).setdefault(name if names else f"case {name}", []).append(item)
-
+            (about if subject else passing).setdefault(name, []).append(item)
     used = dict.fromkeys(item.precision for item in items)
     # Programs compiled elsewhere may have a precision that the backend does not list.
     columns = [name for name in precisions if name in used] + [name for name in used if name not in precisions]

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from farm.base.grouping import grouped
 from farm.base.socs import load_socs
 from farm.report.model.format import plural
-from farm.report.model.summary import JobSummary, Outcome, RunSummary, key_numbers, outcome_of
+from farm.report.model.summary import WORDS, JobSummary, Outcome, RunSummary, key_numbers, outcome_of
 from farm.store.records import CaseResult
 
 RED = frozenset({Outcome.FAILED, Outcome.KNOWN})
@@ -77,7 +78,8 @@ def _cross_target(item: JobSummary, run_id: str, indices: Mapping[str, int]) -> 
             other_test=result.case_version != job.case_version,
         )
         (on_socs if other_soc else here).append(place)
-    return CrossTarget(_conclusion(job.soc, on_socs, here), tuple(on_socs), tuple(here))
+    conclusion = "; ".join(filter(None, (_about_socs(job.soc, on_socs), _about_precisions(here))))
+    return CrossTarget(conclusion, tuple(on_socs), tuple(here))
 
 
 def elsewhere_line(cross: CrossTarget, now_ms: int) -> str:
@@ -90,16 +92,11 @@ def elsewhere_line(cross: CrossTarget, now_ms: int) -> str:
     return "; ".join(parts)
 
 
-def _conclusion(soc: str, on_socs: Sequence[TargetResult], here: Sequence[TargetResult]) -> str:
-    return "; ".join(filter(None, (_about_socs(soc, on_socs), _about_precisions(here))))
-
-
 def _about_socs(soc: str, places: Sequence[TargetResult]) -> str:
-    failing = [place for place in places if place.outcome in RED]
-    passing = [place for place in places if place.outcome is Outcome.PASSED]
+    failing, passing = _split(places)
     names, arch = [soc, *(place.where for place in failing)], _arch(soc)
     if not passing:
-        return f"fails on {_all(len(names))} SoCs that were tried" if failing else ""
+        return f"fails on {'both' if len(names) == 2 else f'all {len(names)}'} SoCs that were tried" if failing else ""
     passes = _names([place.where for place in passing])
     if not failing:
         return f"fails on {soc}{f' ({arch})' if arch else ''} alone, passes on {passes}"
@@ -110,34 +107,28 @@ def _about_socs(soc: str, places: Sequence[TargetResult]) -> str:
 
 
 def _about_precisions(places: Sequence[TargetResult]) -> str:
-    failing, passing = (
-        [place.where for place in places if place.outcome in outcomes] for outcomes in (RED, {Outcome.PASSED})
-    )
+    failing, passing = ([place.where for place in part] for part in _split(places))
     if not passing:
         return "fails here in every precision that was tried" if failing else ""
     return f"passes here in {_names(passing)}" + (f", fails in {_names(failing)}" if failing else "")
 
 
+def _split(places: Sequence[TargetResult]) -> list[list[TargetResult]]:
+    """Return the places where the case fails, and those where it passes."""
+    return [[place for place in places if place.outcome in outcomes] for outcomes in (RED, {Outcome.PASSED})]
+
+
 def _by_verdict(places: Iterable[TargetResult]) -> list[tuple[str, list[TargetResult]]]:
-    words = {
-        Outcome.PASSED: "passed",
-        Outcome.FAILED: "failed",
-        Outcome.KNOWN: "known issue",
-        Outcome.INFRA: "infra trouble",
-        Outcome.SKIPPED: "skipped",
-    }
-    found: dict[Outcome, list[TargetResult]] = {outcome: [] for outcome in words}
-    for place in places:
-        found[place.outcome].append(place)
-    return [(words[outcome], group) for outcome, group in found.items() if group]
+    order = (Outcome.PASSED, Outcome.FAILED, Outcome.KNOWN, Outcome.INFRA, Outcome.SKIPPED)
+    found = grouped((place.outcome, place) for place in places)
+    words = WORDS | {Outcome.INFRA: "infra trouble"}
+    return [(words[outcome], found[outcome]) for outcome in order if outcome in found]
 
 
 def _age(places: Sequence[TargetResult], now_ms: int) -> str:
     days = {max(0, now_ms - place.result.time_ms) // _DAY_MS for place in places}
     oldest = max(days)
-    if not oldest:
-        return ""
-    return f" ({'' if len(days) == 1 else 'up to '}{plural(oldest, 'day')} ago)"
+    return f" ({'' if len(days) == 1 else 'up to '}{plural(oldest, 'day')} ago)" if oldest else ""
 
 
 def _precision(result: CaseResult, backend: str) -> str:
@@ -147,10 +138,6 @@ def _precision(result: CaseResult, backend: str) -> str:
 def _arch(soc: str) -> str:
     known = load_socs().get(soc)
     return f"V{known.htp_arch}" if known else ""
-
-
-def _all(count: int) -> str:
-    return "both" if count == 2 else f"all {count}"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -128,12 +128,8 @@ class RunDiff(msgspec.Struct, frozen=True):
 
     def changed(self, *, time: bool, worse: bool | None) -> tuple[tuple[JobDiff, MetricChange], ...]:
         """Return changes of times, or of all other metrics, with their jobs; times by the size of the ratio."""
-        found = [
-            (job, change)
-            for job in self.jobs
-            for change in job.changes
-            if change.is_time is time and change.worse is worse
-        ]
+        changes = ((job, change) for job in self.jobs for change in job.changes if change.worse is worse)
+        found = [one for one in changes if one[1].is_time is time]
         return tuple(sorted(found, key=lambda one: -abs(math.log(one[1].ratio or 1.0))) if time else found)
 
 
@@ -153,12 +149,11 @@ def diff_runs(before: RunView, after: RunView) -> RunDiff:
     and neither are times and cycles of virtual devices, which differ by half for one program.
     """
     old, new = summarize(before), summarize(after)
-    earlier = {job.job.id: job for job in old.jobs}
-    jobs = [_job(earlier.pop(job.job.id, None), job) for job in new.jobs]
-    jobs += [_gone(job, new) for job in earlier.values()]
     programs = compare_hashes(*_programs(before, after))
     same = frozenset(programs.same)
-    jobs = [msgspec.structs.replace(job, same_program=True) if job.job_id in same else job for job in jobs]
+    earlier = {job.job.id: job for job in old.jobs}
+    jobs = [_job(earlier.pop(job.job.id, None), job, same_program=job.job.id in same) for job in new.jobs]
+    jobs += [_gone(job, new) for job in earlier.values()]
     not_finished = tuple(run.id for run in (before, after) if run.finished_ms is None)
     return RunDiff(
         before.id, after.id, before.started_ms, after.started_ms, _facts(before.fingerprint, after.fingerprint),
@@ -182,7 +177,7 @@ def _programs(before: RunView, after: RunView) -> list[dict[str, str]]:
     return [{job: program for job, program in side.items() if all(job in other for other in known)} for side in known]
 
 
-def _job(before: JobSummary | None, after: JobSummary) -> JobDiff:
+def _job(before: JobSummary | None, after: JobSummary, *, same_program: bool) -> JobDiff:
     then, now = before.outcome if before else None, after.outcome
     changes, refused = ((), "") if before is None else _changes(before, after)
     group = _group(then, now)
@@ -194,6 +189,7 @@ def _job(before: JobSummary | None, after: JobSummary) -> JobDiff:
         reason=after.reason if group in {DiffGroup.NEW_FAILURE, DiffGroup.MISSING, DiffGroup.STILL_FAILING} else "",
         changes=changes,
         not_compared=refused,
+        same_program=same_program or msgspec.UNSET,
     )
 
 
@@ -229,8 +225,7 @@ def _changes(before: JobSummary, after: JobSummary) -> tuple[tuple[MetricChange,
     old, new = _measured(before.attempt.measurements), _measured(after.attempt.measurements)
     kind = "virtual" if after.virtual else after.kind
     both = [metric for metric in new if metric in old and not is_of_host(metric, new[metric][0].unit, kind)]
-    found = (_change(old[metric], new[metric]) for metric in both)
-    return tuple(change for change in found if change is not None), ""
+    return tuple(change for metric in both if (change := _change(old[metric], new[metric])) is not None), ""
 
 
 def _measured(rows: Iterable[Measurement]) -> dict[str, tuple[Measurement, Spread]]:

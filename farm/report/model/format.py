@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from farm.results.analysis.history import Record
 
 DAY_S = 86_400
@@ -16,30 +18,28 @@ NOTHING = "–"  # noqa: RUF001 - an en dash is what a table shows for nothing
 
 def count(value: float | None) -> str:
     """Return an integer with thousands separators."""
-    if value is None or not math.isfinite(value):
-        return _odd(value)
     # A count fits in 64 bits; a greater value is shown like a float.
-    return f"{round(value):,}" if abs(value) < 2**64 else f"{value:.3g}"
+    return _finite(value, lambda number: f"{round(number):,}" if abs(number) < 2**64 else f"{number:.3g}")
 
 
 def decibel(value: float | None) -> str:
     """Return an SQNR without its unit; infinite for equal outputs."""
-    return _odd(value) if value is None or not math.isfinite(value) else f"{value:.1f}"
+    return _finite(value, "{:.1f}".format)
 
 
 def cosine(value: float | None) -> str:
     """Return a cosine similarity with six decimals: the digits after the nines matter."""
-    return _odd(value) if value is None or not math.isfinite(value) else f"{value:.6f}"
+    return _finite(value, "{:.6f}".format)
 
 
 def small(value: float | None) -> str:
     """Return a difference or a share to three significant digits."""
-    return _odd(value) if value is None or not math.isfinite(value) else f"{value:.3g}"
+    return _finite(value, "{:.3g}".format)
 
 
 def percent(share: float | None) -> str:
     """Return a share, 0 to 1, in per cent."""
-    return _odd(share) if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
+    return _finite(share, lambda part: f"{100 * part:.1f} %")
 
 
 def record(one: Record) -> str:
@@ -52,25 +52,19 @@ def record(one: Record) -> str:
 
 def milliseconds(value: float | None) -> str:
     """Return a time given in ms, without its unit, to about four significant digits."""
-    if value is None or not math.isfinite(value):
-        return _odd(value)
-    for bound, digits in ((10, 3), (100, 2), (1000, 1)):
-        if abs(value) < bound:
-            return f"{value:.{digits}f}"
-    return f"{value:,.0f}"
+    forms = ((10, "{:.3f}"), (100, "{:.2f}"), (1000, "{:.1f}"), (math.inf, "{:,.0f}"))
+    return _finite(value, lambda number: next(form.format(number) for bound, form in forms if abs(number) < bound))
 
 
 def seconds(value: float | None) -> str:
     """Return a wall time given in s, without its unit."""
-    return _odd(value) if value is None or not math.isfinite(value) else f"{value:,.1f}"
+    return _finite(value, "{:,.1f}".format)
 
 
 def rate(value: float | None) -> str:
     """Return a rate without its unit: three significant digits below 100, else a whole number."""
-    if value is None or not math.isfinite(value):
-        return _odd(value)
     # 99.97 to three significant digits is `100.`, whose point is removed.
-    return f"{value:#.3g}".rstrip(".") if abs(value) < 100 else count(value)
+    return _finite(value, lambda number: f"{number:#.3g}".rstrip(".") if abs(number) < 100 else count(number))
 
 
 def duration(value: float) -> str:
@@ -95,7 +89,7 @@ def quantity(value: float | None, unit: str) -> str:
         return count(value) if unit == "count" else f"{count(value)} {unit}"
     if unit in _SHORT:
         return f"{_SHORT[unit](value)} {unit}"
-    return f"{_odd(value) if value is None or not math.isfinite(value) else f'{value:.6g}'} {unit}".removesuffix(" 1")
+    return f"{_finite(value, '{:.6g}'.format)} {unit}".removesuffix(" 1")
 
 
 _SHORT = {"dB": decibel, "tokens/s": rate, "C": decibel}
@@ -180,9 +174,17 @@ def short_log(text: str, limit: int) -> str:
     return f"{head}\n[... {cut} characters cut ...]\n{tail}" if cut else head
 
 
-def _odd(value: float | None) -> str:
+def share_between(least: float, most: float, value: float) -> float:
+    """Return the place of `value` from `least`, 0, to `most`, 1; one half where the two are equal."""
+    # Halved first: the difference of two great numbers may overflow to infinity, and half of a tiny one may be 0.
+    span = most / 2 - least / 2
+    return (value / 2 - least / 2) / span if span else 0.5
+
+
+def _finite(value: float | None, show: Callable[[float], str]) -> str:
+    """Return a finite number by `show`, and other values as a sign or a word."""
     if value is None:
         return NOTHING
     if math.isnan(value):
         return "NaN"
-    return "∞" if value > 0 else "-∞"
+    return show(value) if math.isfinite(value) else "∞" if value > 0 else "-∞"

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from farm.report.model.history import changed_texts
 from farm.report.model.status import Standing, standing_after
-from farm.results.analysis.history import Record, Reliability, changed_facts, fact_text
+from farm.results.analysis.history import Record, Reliability
 from farm.store.queries.grid import GridJob, NightlyRun
 
 # Verdicts about the code; the other letters of a cell decide nothing about the job before.
@@ -63,9 +64,9 @@ def rows_of(jobs: Sequence[GridJob], records: Mapping[str, Record]) -> list[Grid
         record = records.get(job.job_id)
         flaky = record if record is not None and record.reliability in _FLAKY else None
         rows.append(GridRow(**msgspec.structs.asdict(job), standing=standing_of(job.cells), flaky=flaky))
-    place = {standing: number for number, standing in enumerate(STATES)}
+    order = list(STATES)
     # A flaky job is more urgent than others of its state.
-    return sorted(rows, key=lambda row: (place[row.standing], row.flaky is None, row.job_id))
+    return sorted(rows, key=lambda row: (order.index(row.standing), row.flaky is None, row.job_id))
 
 
 def standing_of(cells: str) -> Standing:
@@ -106,7 +107,4 @@ def nightly_runs_of(nightly_runs: Sequence[NightlyRun], jobs: Sequence[GridJob])
 
 def events_of(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return changed tools as text: `qnn 2.50 -> 2.51`."""
-    changed = changed_facts(before, now)
-    return [
-        fact_text(name, old or None, new or None) for name, (old, new) in changed.items() if name not in _OF_A_COMMIT
-    ]
+    return [text for name, text in changed_texts(before, now).items() if name not in _OF_A_COMMIT]

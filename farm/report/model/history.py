@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.grouping import grouped
 from farm.results.analysis.history import changed_facts, fact_text
 
 if TYPE_CHECKING:
@@ -76,11 +77,9 @@ def tables(
     points: Sequence[HistoryPoint], wanted: Sequence[str], facts: Mapping[str, Mapping[str, str]]
 ) -> list[HistoryTable]:
     """Return the tables of points from `store.history.points`; `facts` are fingerprints by their hash."""
-    found = []
     ordered = sorted(points, key=lambda point: (point.job_id, point.device_kind, point.time_ms, point.run_id))
-    for (job_id, kind), group in groupby(ordered, key=lambda point: (point.job_id, point.device_kind)):
-        found.append(_table(job_id, kind, list(group), wanted, facts))
-    return found
+    groups = groupby(ordered, key=lambda point: (point.job_id, point.device_kind))
+    return [_table(list(group), wanted, facts) for _, group in groups]
 
 
 def what_changed(before: HistoryPoint, now: HistoryPoint, facts: Mapping[str, Mapping[str, str]]) -> str:
@@ -91,28 +90,28 @@ def what_changed(before: HistoryPoint, now: HistoryPoint, facts: Mapping[str, Ma
     return f"another test under the same name{f', {change}' if change else ''}"
 
 
+def changed_texts(was: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Return the changes between two fingerprints in words, by fact."""
+    return {name: fact_text(name, old or None, new or None) for name, (old, new) in changed_facts(was, now).items()}
+
+
 def _difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
-    names = changed_facts(was, now)
-    if was.get("commit") and now.get("commit") and "commit" in names:
+    texts = changed_texts(was, now)
+    if was.get("commit") and now.get("commit") and "commit" in texts:
         # Facts that follow from the commit are left out; independent changes are named.
-        named = [name for name in ("commit", "dirty") if name in names]
-        others = names.keys() - _OF_A_COMMIT
-        words = [fact_text(name, was.get(name), now.get(name)) for name in [*named, *sorted(others)]]
-        return ", ".join(words if len(words) <= _MOST_WORDS else [*words[: len(named)], "other tools"])
-    if len(names) > 1 and not _OF_THE_COMMAND.issuperset(names):
+        named = [texts[name] for name in ("commit", "dirty") if name in texts]
+        others = [texts[name] for name in sorted(texts.keys() - _OF_A_COMMIT)]
+        return ", ".join([*named, *(others if len(named + others) <= _MOST_WORDS else ["other tools"])])
+    if len(texts) > 1 and not _OF_THE_COMMAND.issuperset(texts):
         return "new toolchain"
-    return ", ".join(fact_text(name, was.get(name), now.get(name)) for name in names)
+    return ", ".join(texts.values())
 
 
 def _table(
-    job_id: str,
-    kind: str,
-    points: Sequence[HistoryPoint],
-    wanted: Sequence[str],
-    facts: Mapping[str, Mapping[str, str]],
+    points: Sequence[HistoryPoint], wanted: Sequence[str], facts: Mapping[str, Mapping[str, str]]
 ) -> HistoryTable:
     units = {point.metric: point.unit for point in points if point.metric}
-    usual = _USUAL_VIRTUAL if kind == "virtual" and wanted is USUAL else wanted
+    usual = _USUAL_VIRTUAL if points[0].device_kind == "virtual" and wanted is USUAL else wanted
     metrics = tuple(metric for metric in usual if metric in units)
     rows: list[HistoryRow] = []
     for _, attempt in groupby(points, key=lambda point: (point.time_ms, point.run_id)):
@@ -123,8 +122,8 @@ def _table(
         change = what_changed(before, first, facts)
         rows.append(HistoryRow(first, tuple(values.get(metric) for metric in metrics), change))
     return HistoryTable(
-        job_id=job_id,
-        kind=kind,
+        job_id=points[0].job_id,
+        kind=points[0].device_kind,
         metrics=metrics,
         units=tuple("ms" if units[metric] == "ns" else units[metric].removesuffix("1") for metric in metrics),
         others=tuple(sorted(units.keys() - set(metrics))),
@@ -155,22 +154,12 @@ class Drift(msgspec.Struct, frozen=True):
 def drift_of(events: Sequence[HealthEvent], attempts: Sequence[DeviceAttempt]) -> Drift:
     """Return the drift of a device; `events` and `attempts` are newest first."""
     health_checks = [median for event in events if (median := health_check_p50(event)) is not None]
-    ratios = []
-    by_job: dict[tuple[str, str, str], list[float]] = {}
-    newest: dict[str, tuple[str, str, str]] = {}
-    for one in attempts:
-        if one.verdict == "passed" and one.latency_ns is not None:
-            if one.private:
-                # A local run may have changed code, so its times do not show drift.
-                continue
-            key = one.job_id, one.fingerprint, one.case_version
-            # Numbers of another toolchain do not describe the device.
-            if newest.setdefault(one.job_id, key) == key:
-                by_job.setdefault(key, []).append(one.latency_ns)
-    for values in by_job.values():
-        ratio = _ratio(values)
-        if ratio is not None:
-            ratios.append(ratio)
+    # A local run may have changed code, so its times do not show drift.
+    passed = (one for one in attempts if one.verdict == "passed" and not one.private and one.latency_ns is not None)
+    by_job = grouped((one.job_id, ((one.fingerprint, one.case_version), one.latency_ns)) for one in passed)
+    # Numbers of another toolchain do not describe the device.
+    newest = ([latency or 0.0 for key, latency in found if key == found[0][0]] for found in by_job.values())
+    ratios = [ratio for values in newest if (ratio := _ratio(values)) is not None]
     return Drift(_ratio(health_checks), len(health_checks), statistics.median(ratios) if ratios else None, len(ratios))
 
 

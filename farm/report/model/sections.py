@@ -6,11 +6,12 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.grouping import grouped
 from farm.builds.program.layers import LayerStep
 from farm.report.model import format as fmt
 from farm.report.model.chart import Chart, ChartPoint, chart
@@ -21,7 +22,7 @@ from farm.suites.options import FrameSetting, frame_setting
 
 if TYPE_CHECKING:
     from farm.store.queries.history import JobPast
-    from farm.store.records import RunView
+    from farm.store.records import JobView, RunView
 
 
 # Figures of text generation from the measurements of an attempt: rates, times by prompt and position. Pure.
@@ -123,10 +124,8 @@ def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> Ge
     if attempt is None:
         return None
     whole = {one.metric: one for one in attempt.measurements}
-    parts: dict[str, list[tuple[str, Measurement]]] = {}
-    for one in attempt.measurements:
-        if match := _BRACKETS.fullmatch(one.metric):
-            parts.setdefault(match[1], []).append((match[2], one))
+    matches = ((_BRACKETS.fullmatch(one.metric), one) for one in attempt.measurements)
+    parts = grouped((match[1], (match[2], one)) for match, one in matches if match)
     if not ({"decode_rate", "prefill_rate"} & whole.keys() or "first_token_time" in parts):
         return None
     seconds = fingerprint.get("seconds", "")
@@ -193,12 +192,10 @@ _LOGITS: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
 
 
 def _logits(attempt: Attempt) -> LogitFigures:
-    samples: dict[str, list[float]] = {}
-    for one in attempt.measurements:
-        known = [sample for sample in one.samples if not math.isnan(sample)]
-        samples.setdefault(one.metric.partition("[")[0], []).extend(known)
+    known = ((one.metric, sample) for one in attempt.measurements for sample in one.samples if not math.isnan(sample))
+    samples = grouped((metric.partition("[")[0], sample) for metric, sample in known)
     return LogitFigures(**{
-        field: pick(samples[metric]) if samples.get(metric) else None for field, (metric, pick) in _LOGITS.items()
+        field: pick(samples[metric]) if metric in samples else None for field, (metric, pick) in _LOGITS.items()
     })  # fmt: skip
 
 
@@ -315,18 +312,14 @@ def is_infeasible(job: JobSummary) -> bool:
 
 def frame_grids(summary: RunSummary) -> tuple[FrameGrid, ...]:
     """Return a grid for each program with several settings in a run, or with a setting that QNN refused."""
-    programs: dict[tuple[str, ...], list[tuple[FrameSetting, JobSummary]]] = {}
-    for job in summary.jobs:
-        view = job.job
-        setting = frame_setting(view.backend, view.options)
-        if setting is not None:
-            target = "-".join([view.soc, view.backend, view.precision, *(f"{k}={v}" for k, v in setting.others)])
-            programs.setdefault((view.suite, view.case, target), []).append((setting, job))
-    return tuple(
-        _grid(f"{suite}/{case}[{target}]", jobs)
-        for (suite, case, target), jobs in programs.items()
-        if len(jobs) > 1 or is_infeasible(jobs[0][1])
-    )
+    settings = ((job, frame_setting(job.job.backend, job.job.options)) for job in summary.jobs)
+    programs = grouped((_program(job.job, setting), (setting, job)) for job, setting in settings if setting is not None)
+    return tuple(_grid(name, jobs) for name, jobs in programs.items() if len(jobs) > 1 or is_infeasible(jobs[0][1]))
+
+
+def _program(job: JobView, setting: FrameSetting) -> str:
+    target = "-".join([job.soc, job.backend, job.precision, *(f"{name}={value}" for name, value in setting.others)])
+    return f"{job.suite}/{job.case}[{target}]"
 
 
 def _grid(name: str, jobs: list[tuple[FrameSetting, JobSummary]]) -> FrameGrid:
@@ -369,39 +362,30 @@ def heap_rows(view: RunView, pasts: Iterable[JobPast]) -> tuple[HeapRow, ...]:
     now = {
         job.id: attempt.measurements for job in view.jobs for attempt in job.attempts if attempt.measurements
     }  # fmt: skip
-    rows = []
-    for past in pasts:
-        values = {one.series.metric: one.values for one in past.series}
-        if _KEPT not in values:
-            continue
-        groups: dict[tuple[str, str], list[int]] = {}
-        for place, point in enumerate(past.runs):
-            # Runs that measured times have no heap, and an older version of the case is another test.
-            if math.isfinite(values[_KEPT][place]) and point.case_version == past.runs[-1].case_version:
-                groups.setdefault((point.device, point.facts.get("qnn", "")), []).append(place)
-        samples = next((one.samples for one in now.get(past.job_id, ()) if one.metric == _KEPT), ())
-        for (device, sdk), places in groups.items():
-            is_now = past.runs[places[-1]].run_id == view.id
-            rows.append(_row(past.job_id, device, sdk, values, places, samples if is_now else ()))
+    rows = [row for past in pasts for row in _heap_rows(past, view.id, now.get(past.job_id, ()))]
     return tuple(sorted(rows, key=lambda row: (row.job_id, not row.now, row.device, row.sdk)))
 
 
-def _row(
-    job_id: str,
-    device: str,
-    sdk: str,
-    values: Mapping[str, tuple[float, ...]],
-    places: list[int],
-    now: tuple[float, ...],
-) -> HeapRow:
-    before, after, kept = ([values[name][place] for place in places] for name in (_BEFORE, _AFTER, _KEPT))
-    spread = [*kept, *now]
-    contexts = values.get("partitions", ())
-    known = contexts[places[-1]] if contexts else math.nan
-    return HeapRow(
-        job_id, int(known) if math.isfinite(known) else None, sdk, device, len(places),
-        statistics.median(before), statistics.median(after), statistics.median(kept), min(spread), max(spread), now,
-    )  # fmt: skip
+def _heap_rows(past: JobPast, run_id: str, measured: Iterable[Measurement]) -> Iterator[HeapRow]:
+    values = {one.series.metric: one.values for one in past.series}
+    if _KEPT not in values:
+        return
+    # Runs that measured times have no heap, and an older version of the case is another test.
+    groups = grouped(
+        ((point.device, point.facts.get("qnn", "")), place)
+        for place, point in enumerate(past.runs)
+        if math.isfinite(values[_KEPT][place]) and point.case_version == past.runs[-1].case_version
+    )
+    samples = next((one.samples for one in measured if one.metric == _KEPT), ())
+    for (device, sdk), places in groups.items():
+        before, after, kept = ([values[name][place] for place in places] for name in (_BEFORE, _AFTER, _KEPT))
+        contexts = values["partitions"][places[-1]] if values.get("partitions") else math.nan
+        now = samples if past.runs[places[-1]].run_id == run_id else ()
+        spread = [*kept, *now]
+        yield HeapRow(
+            past.job_id, int(contexts) if math.isfinite(contexts) else None, sdk, device, len(places),
+            statistics.median(before), statistics.median(after), statistics.median(kept), min(spread), max(spread), now,
+        )  # fmt: skip
 
 
 # Tables of a profile and of layers: time by node and module, and the first diverging layer. Pure.
@@ -481,9 +465,8 @@ def operator_tables(operators: Sequence[OperatorProfile], limit: int) -> tuple[O
     tables = []
     for unit, total in by_unit(sums(operators)):
         rows = sorted((r for r in operators if r.unit == unit and not is_whole_call(r)), key=lambda r: -r.p50)
-        rest = rows[limit:]
-        left = sum(row.p50 for row in rest)
-        tables.append(OperatorTable(unit, total, len(rows), tuple(rows[:limit]), len(rest), left))
+        left = sum(row.p50 for row in rows[limit:])
+        tables.append(OperatorTable(unit, total, len(rows), tuple(rows[:limit]), len(rows[limit:]), left))
     return tuple(tables)
 
 
@@ -495,21 +478,20 @@ def origin_sums(
     `depth` is the number of names to which modules are shortened, which sums their submodules; 0 keeps the full names.
     A unit without a known origin has no sums.
     """
-    sums_of: dict[tuple[str, str], list[float]] = {}
-    for row in operators:
-        if not is_whole_call(row):
-            parts = row.module.split(".")
-            module = ".".join(parts[:depth] if depth else parts) or (MODEL if row.source else "")
-            one = sums_of.setdefault((row.unit, row.source if by_line else module), [0, 0.0, 0.0])
-            sums_of[row.unit, row.source if by_line else module] = [one[0] + 1, one[1] + row.p50, one[2] + row.share]
-    known = {unit for unit, name in sums_of if name}
+
+    def origin(row: OperatorProfile) -> str:
+        module = ".".join(row.module.split(".")[: depth or None])
+        return row.source if by_line else module or (MODEL if row.source else "")
+
+    of_origin = grouped(((row.unit, origin(row)), row) for row in operators if not is_whole_call(row))
+    known = {unit for unit, name in of_origin if name}
     found = [
-        OriginSum(name, unit, int(nodes), p50, share)
-        for (unit, name), (nodes, p50, share) in sums_of.items()
+        OriginSum(name, unit, len(rows), sum(row.p50 for row in rows), sum(row.share for row in rows))
+        for (unit, name), rows in of_origin.items()
         if unit in known
     ]
-    order = {unit: number for number, (unit, _) in enumerate(by_unit(dict.fromkeys(known, 0.0)))}
-    return tuple(sorted(found, key=lambda one: (order[one.unit], -one.p50, one.name)))
+    order = [unit for unit, _ in by_unit(dict.fromkeys(known, 0.0))]
+    return tuple(sorted(found, key=lambda one: (order.index(one.unit), -one.p50, one.name)))
 
 
 def module_sums(operators: Iterable[OperatorProfile]) -> tuple[OriginSum, ...]:
@@ -533,12 +515,9 @@ def by_unit(totals: Mapping[str, float]) -> list[tuple[str, float]]:
 def layer_table(layers: Sequence[LayerComparison]) -> LayerTable:
     """Return the layers of one job, a row each."""
     steps = tuple(step for step in LayerStep if any(layer.step is step for layer in layers))
-    by_layer: dict[str, dict[LayerStep, LayerComparison]] = {}
-    for layer in layers:
-        by_layer.setdefault(layer.layer, {})[layer.step] = layer
     rows = [
-        LayerRow(name, next(iter(found.values())).operator, tuple(found.get(step) for step in steps))
-        for name, found in by_layer.items()
+        LayerRow(name, found[0].operator, tuple({one.step: one for one in found}.get(step) for step in steps))
+        for name, found in grouped((layer.layer, layer) for layer in layers).items()
     ]
     diverging = (one for row in rows for one in row.steps if one is not None and one.diverges)
     return LayerTable(steps, tuple(rows[:LAYER_LIMIT]), next(diverging, None), len(rows[LAYER_LIMIT:]))

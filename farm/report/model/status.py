@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from itertools import groupby
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from farm.base.errors import ExitCode
+from farm.base.grouping import grouped
 from farm.base.text import one_line
 from farm.report.model import format as fmt
 from farm.results.analysis.history import SHORT_COMMIT, Record, Reliability
@@ -110,11 +110,8 @@ UNSURE = {
 
 def by_range(alerts: Iterable[AlertRecord]) -> list[tuple[str, str, list[AlertRecord]]]:
     """Return alerts by last good and first bad run, the newest range first: a range most likely has one cause."""
-    ordered = sorted(alerts, key=lambda one: (one.first_bad, one.last_good), reverse=True)
-    return [
-        (good, bad, sorted(group, key=_severity))
-        for (good, bad), group in groupby(ordered, key=lambda one: (one.last_good, one.first_bad))
-    ]
+    ranges = grouped(((one.first_bad, one.last_good), one) for one in alerts)
+    return [(good, bad, sorted(found, key=_severity)) for (bad, good), found in sorted(ranges.items(), reverse=True)]
 
 
 def is_confirmed(alert: AlertRecord) -> bool:
@@ -137,9 +134,8 @@ def alert_change(alert: AlertRecord) -> str:
 
 def change_of(alert: AlertRecord) -> str:
     """Return the change for a line of its own; for a deterministic number the old and the new value."""
-    return (
-        one_line(alert.reason) if alert.exact or alert.state == AlertState.EXACT else alert_change(alert) or "changed"
-    )
+    is_exact = alert.exact or alert.state == AlertState.EXACT
+    return one_line(alert.reason) if is_exact else alert_change(alert) or "changed"
 
 
 def change_line(alert: AlertRecord) -> str:
@@ -149,11 +145,8 @@ def change_line(alert: AlertRecord) -> str:
 
 def word_of(alert: AlertRecord) -> str:
     """Return the kind of change in one word: slower, faster, worse, better, changed."""
-    if alert.finding == _WORSE:
-        return "slower" if alert.unit in _TIMES else "worse"
-    if alert.finding == _BETTER:
-        return "faster" if alert.unit in _TIMES else "better"
-    return "changed"
+    words = {_WORSE: ("worse", "slower"), _BETTER: ("better", "faster")}.get(alert.finding, ("changed", "changed"))
+    return words[alert.unit in _TIMES]
 
 
 def remark_text(remark: Remark) -> str:

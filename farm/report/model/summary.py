@@ -8,23 +8,19 @@ import re
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, runs_on_cpu
+from farm.base.grouping import grouped
 from farm.builds.bundles.key import stub_of
 from farm.report.model import format as fmt
 from farm.results.attempt import Attempt, Cause, Comparison, Measurement, Verdict
 from farm.store.records import DeviceView, JobView, RunView, SkipReason
 from farm.suites.figures import COMPARED, LOAD_TIMES, figure_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 # Commands that run one job of a run again, or show more of it. Pure.
 
@@ -67,11 +63,11 @@ def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolcha
     if given[:1] == ["farm"] and given[1:2] in _ONE_JOB:
         return shlex.join(given)
     if given[:2] == ["farm", "pytest"]:
-        return shlex.join([*given, *([] if "--" in given else ["--"]), "-k", _test_expression(job.case)])
+        test = job.case.rpartition("/")[2].split("::")
+        return shlex.join([*given, *([] if "--" in given else ["--"]), "-k", _expression(*test)])
     if given[:2] == ["farm", "run"]:
         # `farm run` uses attached virtual devices and starts none without --virtual.
         virtual = virtual and any(word.partition("=")[0] == "--virtual" for word in given)
-    words = [word for word in _NOT_K_IDENTIFIER.split(job.id) if word and word not in {"and", "or", "not"}]
     argv = ["farm", "run", "--soc", job.soc, "--suite", _suite_argument(job.suite, given)]
     if job.backend != DEFAULT_BACKEND:
         argv += ["--backend", job.backend]
@@ -88,13 +84,12 @@ def rerun_command(job: JobView, *, virtual: bool, run_command: str = "", toolcha
     profile = _values(given, "--profile")[-1:]
     if profile in (["basic"], ["detailed"]):
         argv += ["--profile", *profile]
-    return shlex.join([*argv, "-k", " and ".join(words)])
+    return shlex.join([*argv, "-k", _expression(job.id)])
 
 
-def _test_expression(nodeid: str) -> str:
-    """Return the `-k` expression for a test: its file, class and name."""
-    parts = nodeid.rpartition("/")[2].split("::")
-    words = [word for part in parts for word in _NOT_K_IDENTIFIER.split(part)]
+def _expression(*names: str) -> str:
+    """Return the `-k` expression for all words of the id of a job, or of file, class and name of a test."""
+    words = [word for name in names for word in _NOT_K_IDENTIFIER.split(name)]
     return " and ".join(word for word in words if word and word not in {"and", "or", "not"})
 
 
@@ -384,13 +379,9 @@ class RunSummary(msgspec.Struct, frozen=True):
         """Return the wall time of the run in seconds; None while it is unfinished."""
         return None if self.view.finished_ms is None else (self.view.finished_ms - self.view.started_ms) / 1000
 
-    def notes(self) -> dict[str, tuple[JobSummary, ...]]:
+    def notes(self) -> dict[str, list[JobSummary]]:
         """Return the notes of the final attempts, each with its jobs."""
-        found: dict[str, list[JobSummary]] = {}
-        for job in self.jobs:
-            for note in dict.fromkeys(job.attempt.notes if job.attempt else ()):
-                found.setdefault(note, []).append(job)
-        return {note: tuple(jobs) for note, jobs in found.items()}
+        return grouped((note, job) for job in self.jobs if job.attempt for note in dict.fromkeys(job.attempt.notes))
 
 
 def summarize(view: RunView) -> RunSummary:
@@ -463,17 +454,14 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
         return KeyNumbers(fallback_ops=fallback)
     measured = {one.metric: one for one in attempt.measurements}
 
-    def value(metric: str) -> float | None:
+    def value(metric: str, unit: float = 1) -> float | None:
         spread = spread_of(measured[metric]) if metric in measured else None
-        return spread.value if spread is not None else None
+        return None if spread is None else spread.value / unit
 
-    def worst(reference: str, field: str, pick: Callable[[Iterable[float]], float]) -> float | None:
-        chosen = [c for c in attempt.comparisons if reference in {"", c.reference}]
-        return _worst([getattr(c, field) for c in chosen], pick)
-
-    def in_ms(metric: str) -> float | None:
-        found = value(metric)
-        return found / 1e6 if found is not None else None
+    def worst(reference: str, field: str, pick: Callable[..., float | None]) -> float | None:
+        values = (getattr(one, field) for one in attempt.comparisons if reference in {"", one.reference})
+        known = [value for value in values if value is not None]
+        return math.nan if any(map(math.isnan, known)) else pick(known, default=None)
 
     return KeyNumbers(
         sqnr_fp32=worst("fp32", "sqnr_db", min),
@@ -481,8 +469,8 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
         cosine=worst("fp32", "cosine", min),
         max_abs=worst("fp32", "max_abs", max),
         mismatch=worst("", "mismatch", max),
-        latency_ms=in_ms("latency"),
-        load_ms=next((found for metric in LOAD_TIMES if (found := in_ms(metric)) is not None), None),
+        latency_ms=value("latency", 1e6),
+        load_ms=next((found for metric in LOAD_TIMES if (found := value(metric, 1e6)) is not None), None),
         htp_cycles=value("htp_cycles"),
         pte_bytes=value("pte_size"),
         partitions=value("partitions"),
@@ -492,7 +480,7 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
 
 def spread_of(measurement: Measurement) -> Spread | None:
     """Return the spread of the samples without NaN; None without a sample."""
-    samples = sorted(sample for sample in measurement.samples if not math.isnan(sample))
+    samples = sorted(one for one in measurement.samples if not math.isnan(one))
     if not samples:
         return None
     median = statistics.median(samples)
@@ -501,40 +489,23 @@ def spread_of(measurement: Measurement) -> Spread | None:
     return Spread(len(samples), median if value is None else value, samples[0], median, p90, p99, samples[-1])
 
 
-def beyond_comparisons(attempt: Attempt, *, samples: bool) -> tuple[Measurement, ...]:
+def beyond_comparisons(attempt: Attempt) -> list[Measurement]:
     """Return the measurements of `attempt` that its comparisons do not contain.
 
-    SQNR and cosine of each output are in both; with `samples` they are returned if they have several samples.
+    SQNR and cosine of each output are in both, and returned if they have several samples.
     """
-    return tuple(
-        measurement
-        for measurement in attempt.measurements
-        if not (attempt.comparisons and _in_comparison(measurement.metric))
-        or (samples and len(measurement.samples) > 1)
-    )
 
+    def is_compared(one: Measurement) -> bool:
+        figure = figure_of(one.metric)
+        return bool(attempt.comparisons) and figure is not None and figure.has_column
 
-def _in_comparison(metric: str) -> bool:
-    figure = figure_of(metric)
-    return figure is not None and figure.has_column
+    return [one for one in attempt.measurements if len(one.samples) > 1 or not is_compared(one)]
 
 
 def broken_limits(comparison: Comparison) -> frozenset[str]:
     """Return the figures of `comparison` that its violations name, by the names of its fields."""
-    return frozenset(
-        figure.name
-        for violation in comparison.violations
-        for figure in COMPARED
-        if violation.startswith(f"{figure.word} ")
-    )
+    return frozenset(one.name for one in COMPARED for text in comparison.violations if text.startswith(f"{one.word} "))
 
 
 def _host_time(*, on_cpu: bool) -> str:
     return "time of the host's processor" if on_cpu else "host time of a simulator"
-
-
-def _worst(values: Iterable[float | None], pick: Callable[[Iterable[float]], float]) -> float | None:
-    known = [value for value in values if value is not None]
-    if any(math.isnan(value) for value in known):
-        return math.nan
-    return pick(known) if known else None

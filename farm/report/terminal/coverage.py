@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
+from farm.base.grouping import grouped
 from farm.base.text import one_line
 from farm.report.model import format as fmt
 from farm.report.model.coverage import Coverage, CoverageRow, CoveredJob
 from farm.report.model.summary import GLYPHS, WORDS, Outcome
-from farm.report.terminal.layout import styled, wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from farm.report.terminal.layout import styled, wrapped, wrapped_in
 
 NO_CASE, NOT_FOR = "–", "n/a"  # noqa: RUF001 - an en dash is what a table shows for nothing
 _STYLES = {
@@ -43,14 +41,7 @@ _MADE_OF_OTHERS = (
 
 def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> list[str]:
     """Return the table line by line, none wider than `width`; `about` has the facts that its results depend on."""
-    lines: list[str] = []
-
-    def add(text: str, style: str = "", indent: str = "") -> None:
-        for line in wrapped(text, width - len(indent), whole_words=False):
-            lines.append(styled(f"{indent}{line}", style))
-
-    for text, style in _head(table, about):
-        add(text, style)
+    lines = [line for text, style in _head(table, about) for line in wrapped_in(style, text, width)]
     heads = {precision: precision.split("_") for precision in table.precisions}
     widths = {
         precision: max([_LEAST, *map(len, head), *(len(_cell(row, precision)) for row in table.rows + table.beyond)])
@@ -64,8 +55,7 @@ def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> li
         if part and part is table.beyond:
             lines.append(styled("beyond them", "bold"))
         lines += [_row(row, widths, room) for row in part]
-    for text in _legend(table):
-        add(text, "dim")
+    lines += [line for text in _legend(table) for line in wrapped_in("dim", text, width)]
     for (state, reason), items in table.reasons().items():
         places = f"{_places(items)}: {reason}" if reason else _places(items)
         first, *more = wrapped(f"{WORDS[state]}, {places}", width - 2, whole_words=False)
@@ -74,16 +64,14 @@ def coverage_lines(table: Coverage, about: Sequence[str], width: int = 80) -> li
         (f"without a case, {len(table.uncovered)} of {len(table.rows)} builders:", _uncovered(table)),
         ("made of other operators in ExecuTorch's tests, and these are in cases:", _made_of_others(table)),
     ):
-        if texts:
-            add(title, "bold")
-        for text in texts:
-            add(text, indent="  ")
+        lines += wrapped_in("bold", title, width) if texts else []
+        lines += [f"  {line}" for text in texts for line in wrapped_in("", text, width - 2)]
     return lines
 
 
 def coverage_markdown(table: Coverage, about: Sequence[str], command: str) -> str:
     """Return the table as a page of the documentation; `command` is the command that generates the page."""
-    reasons = list(table.reasons())
+    reasons = table.reasons()
     notes = {key: number for number, key in enumerate(reasons, 1)}
     head = [text for text, _ in _head(table, about)]
     lines = [
@@ -101,17 +89,16 @@ def coverage_markdown(table: Coverage, about: Sequence[str], command: str) -> st
             lines.append(f"| operator | {' | '.join(table.precisions)} |")
             lines.append(f"|---{'|---' * len(table.precisions)}|")
             lines += [_markdown_row(row, table.precisions, notes) for row in rows]
-    uncovered = _uncovered(table)
-    if uncovered:
-        lines += ["", "## Without a case", "", *(f"* {_escaped(text)}" for text in uncovered)]
-    if table.made_of_others:
-        lines += ["", "## Made of other operators in ExecuTorch's tests", "", _MADE_OF_OTHERS, ""]
-        lines += [f"* {_escaped(text)}" for text in _made_of_others(table)]
-    if notes:
-        lines.append("")
-    for (state, reason), number in notes.items():
-        items = table.reasons()[state, reason]
-        lines.append(f"[^{number}]: {WORDS[state]}, {_escaped(_places(items, len(items)))}: {_escaped(reason)}")
+    for title, introduction, texts in (
+        ("Without a case", [], _uncovered(table)),
+        ("Made of other operators in ExecuTorch's tests", [_MADE_OF_OTHERS, ""], _made_of_others(table)),
+    ):
+        if texts:
+            lines += ["", f"## {title}", "", *introduction, *(f"* {_escaped(text)}" for text in texts)]
+    lines += [""] * bool(notes)
+    for (state, reason), items in reasons.items():
+        places = _escaped(_places(items, len(items)))
+        lines.append(f"[^{notes[state, reason]}]: {WORDS[state]}, {places}: {_escaped(reason)}")
     return "\n".join(lines) + "\n"
 
 
@@ -191,9 +178,7 @@ def _markdown_row(row: CoverageRow, precisions: Sequence[str], notes: Mapping[tu
 
 def _places(items: Sequence[CoveredJob], most: int = _SHOWN_PLACES) -> str:
     """Return cases and their precisions: `conv2d 8a8w 16a8w, linear 16a8w`."""
-    by_case: dict[str, list[str]] = {}
-    for item in items:
-        by_case.setdefault(item.case, []).append(item.precision)
+    by_case = grouped((item.case, item.precision) for item in items)
     named = [f"{case} {' '.join(dict.fromkeys(precisions))}" for case, precisions in by_case.items()]
     return ", ".join(named[:most]) + (f" and {len(named) - most} more cases" if len(named) > most else "")
 

@@ -59,6 +59,11 @@ def wrapped(text: str, width: int = WIDTH, hanging: str = "  ", *, whole_words: 
     return [line.replace("\u00a0", " ") for line in lines]
 
 
+def wrapped_in(style: str, text: str, width: int) -> list[str]:
+    """Return a text in lines of a style; words longer than a line are cut."""
+    return [styled(line, style) for line in wrapped(text, width, whole_words=False)]
+
+
 def titled(title: str, found: Iterable[Sequence[str]], limit: int) -> list[str]:
     """Return a blank line, a title with the count, and the lines of the first `limit` entries; [] without an entry."""
     blocks = list(found)

@@ -151,7 +151,7 @@ def _change(before: OperatorProfile | None, after: OperatorProfile | None) -> No
 
 def profile_lines(rows: Sequence[OperatorProfile], limit: int, width: int = 80) -> list[str]:
     """Return tables of a profile, one a unit, the greatest shares first; no line is wider than `width`."""
-    lines: list[str] = []
+    tables: list[Sequence[Sequence[str]]] = []
     parts = [row for row in rows if not is_whole_call(row)]
     for unit, total in by_unit(sums(parts)):
         found = sorted((row for row in parts if row.unit == unit), key=lambda row: -row.p50)
@@ -170,18 +170,17 @@ def profile_lines(rows: Sequence[OperatorProfile], limit: int, width: int = 80) 
             # columns.
             table = [[*row[:3], *row[4:]] for row in table]
             table[0][0] = f"node in {found[0].delegate}" if found[0].delegate else "node"
-        lines += ["", *_aligned(table, width)]
-    whole = [row for row in rows if is_whole_call(row)]
+        tables.append(table)
+    whole = [row for row in rows if is_whole_call(row)][:limit]
     if whole:
-        calls = [("totals of whole calls, from the delegate", "delegate", "median", "")]
-        calls += [(row.node.partition(": ")[2], row.delegate, fmt.count(row.p50), row.unit) for row in whole[:limit]]
-        lines += ["", *_aligned(calls, width)]
-    return lines[1:]
+        calls = [(row.node.partition(": ")[2], row.delegate, fmt.count(row.p50), row.unit) for row in whole]
+        tables.append([("totals of whole calls, from the delegate", "delegate", "median", ""), *calls])
+    return _aligned(tables, width)
 
 
 def sum_lines(found: Sequence[OriginSum], what: str, limit: int, width: int = 80) -> list[str]:
     """Return tables of the totals of modules or lines of code, one a unit; `what` is the title of the names."""
-    lines: list[str] = []
+    tables = []
     for unit, of_unit in groupby(found, key=lambda one: one.unit):
         rows = list(of_unit)
         table = [(what, "nodes", unit, "share")]
@@ -192,13 +191,13 @@ def sum_lines(found: Sequence[OriginSum], what: str, limit: int, width: int = 80
             if part:
                 nodes, total = str(sum(one.nodes for one in part)), fmt.count(sum(one.p50 for one in part))
                 table.append((name, nodes, total, "" if part is rows else _percent(sum(one.share for one in part))))
-        lines += ["", *_aligned(table, width)]
-    return lines[1:]
+        tables.append(table)
+    return _aligned(tables, width)
 
 
 def change_lines(found: Sequence[NodeChange], limit: int, width: int = 80) -> list[str]:
     """Return tables of changes, one a unit, the greatest first; no line is wider than `width`."""
-    lines: list[str] = []
+    tables = []
     before = sums(change.before for change in found if change.before)
     after = sums(change.after for change in found if change.after)
     parts = [change for change in found if not is_whole_call(change)]
@@ -211,8 +210,8 @@ def change_lines(found: Sequence[NodeChange], limit: int, width: int = 80) -> li
             table.append((f"{len(ordered) - limit} more", "", "", "", ""))
         old, new = before.get(unit, 0.0), after.get(unit, 0.0)
         table.append((f"all {len(ordered)}", fmt.count(old), fmt.count(new), _ratio(new / old if old else None), ""))
-        lines += ["", *_aligned(table, width)]
-    return lines[1:]
+        tables.append(table)
+    return _aligned(tables, width)
 
 
 def _cells(row: OperatorProfile, *, origins: bool) -> tuple[str, ...]:
@@ -251,7 +250,12 @@ def _ratio(value: float | None) -> str:
     return fmt.NOTHING if value is None or not math.isfinite(value) else f"{value:.2f}"
 
 
-def _aligned(table: Sequence[Sequence[str]], width: int) -> list[str]:
+def _aligned(tables: Iterable[Sequence[Sequence[str]]], width: int) -> list[str]:
+    """Return the lines of tables, with a blank line between two."""
+    return [line for table in tables for line in ("", *_lines_of(table, width))][1:]
+
+
+def _lines_of(table: Sequence[Sequence[str]], width: int) -> list[str]:
     """Return aligned lines: names are cut to the width that the delegate and the figures leave."""
     cells = [[one_line(cell) for cell in row] for row in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

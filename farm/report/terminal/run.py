@@ -27,7 +27,7 @@ from farm.report.model.summary import (
     summarize,
     ways_again,
 )
-from farm.report.terminal.layout import LEAST_WIDTH, SIMULATED, STUBBED, columns, styled, wrapped
+from farm.report.terminal.layout import LEAST_WIDTH, SIMULATED, STUBBED, columns, styled, wrapped_in
 from farm.report.terminal.status import sparkline
 from farm.results.attempt import Attempt
 from farm.results.heap import no_heap
@@ -58,10 +58,7 @@ def rates(figures: GenerationFigures) -> list[str]:
     if steps := figures.steps:
         ranks = (("p50", steps.p50), ("p90", steps.p90), ("p99", steps.p99))
         parts.append("step " + ", ".join(f"{name} {fmt.milliseconds(ns / 1e6)}" for name, ns in ranks) + " ms")
-    if figures.fall_text:
-        parts.append(figures.fall_text)
-    if figures.temperature_text:
-        parts.append(figures.temperature_text)
+    parts += filter(None, (figures.fall_text, figures.temperature_text))
     if figures.memory is not None:
         parts.append(f"{fmt.small(figures.memory / _MIB)} MiB of memory at most")
     return parts
@@ -149,18 +146,18 @@ def render_summary(view: RunView, width: int = 80, *, color: bool = False) -> st
 def _summary_lines(view: RunView, width: int) -> list[str]:
     summary = summarize(view)
     width, found = max(width, LEAST_WIDTH), cross_targets(summary)
-    lines = _wrapped(summary.verdict_line, width, _STYLES[summary.tone])
+    lines = wrapped_in(_STYLES[summary.tone], summary.verdict_line, width)
     lines += _virtual(summary, width)
     standing = standing_text(view.toolchain)
     # A status or a job shows the standing beside the purpose of the run; here the purpose is part of it.
     standing = f"a local run: {standing}" if view.purpose == Purpose.LOCAL and standing else standing
     origin = "; ".join(filter(None, (toolchain_text(view.toolchain), standing, since_text(view.toolchain))))
-    lines += _wrapped(origin, width, "") if origin else []
+    lines += wrapped_in("", origin, width)
     more = _known(summary, width)
     if summary.recovered:
         jobs = fmt.plural(len(summary.recovered), "job")
-        more += _wrapped(f"retried: {jobs} passed only after another attempt", width, "yellow")
-    details = [*_heap(summary, width), *_frames(summary, width), *_generated(summary, width)]
+        more += wrapped_in("yellow", f"retried: {jobs} passed only after another attempt", width)
+    details = [line for text in _details(summary) for line in wrapped_in("", text, width)]
     room = max(_MOST_LINES - len(lines) - len(more), 1)
     lines += more
     if len(details) > room:
@@ -181,50 +178,33 @@ def _summary_lines(view: RunView, width: int) -> list[str]:
 
 
 def _virtual(summary: RunSummary, width: int) -> list[str]:
-    virtual = len(summary.virtual_devices)
     if summary.stub:
-        return _wrapped(STUBBED, width, "magenta")
-    if not virtual:
+        return wrapped_in("magenta", STUBBED, width)
+    if not (virtual := len(summary.virtual_devices)):
         return []
     text = f"{virtual} of {len(summary.view.devices)} devices" if summary.mixed else "all devices"
     text = f"VIRTUAL: {text} simulated; latency is {summary.host_time}, not comparable with hardware"
-    return _wrapped(text, width, "magenta")
+    return wrapped_in("magenta", text, width)
 
 
-def _heap(summary: RunSummary, width: int) -> list[str]:
-    """Return the result of a run for the DSP's heap, which measures nothing else."""
+def _details(summary: RunSummary) -> Iterator[str]:
+    """Yield what the verdicts do not show: DSP heap, refused frame rates, rates of generated text."""
     attempts = [job.attempt for job in summary.jobs if job.attempt is not None]
     rows = [row for attempt in attempts for row in attempt.measurements if row.metric == "dsp_heap_difference"]
-    lines = []
     if kept := [sample for row in rows for sample in row.samples]:
-        lines += _wrapped(f"DSP heap: {_range(kept, 1)} bytes kept, of {len(rows)} jobs", width, "")
+        ends = dict.fromkeys(f"{value:,.0f}" for value in (min(kept), max(kept)))
+        yield f"DSP heap: {' to '.join(ends)} bytes kept, of {len(rows)} jobs"
     for reason, jobs in Counter(filter(None, map(no_heap, attempts))).most_common():
-        lines += _wrapped(f"{reason}; {jobs} of {len(summary.jobs)} jobs skipped", width, "")
-    return lines
-
-
-def _frames(summary: RunSummary, width: int) -> list[str]:
-    """Return a line for each program with settings that QNN refused: skipped jobs have no other line."""
-    lines = []
+        yield f"{reason}; {jobs} of {len(summary.jobs)} jobs skipped"
     for grid in frame_grids(summary):
+        # Skipped jobs have no other line.
         if grid.infeasible:
-            lines += _wrapped(f"frame rates: {grid.text}: {grid.name}", width, "")
-    return lines
-
-
-def _generated(summary: RunSummary, width: int) -> list[str]:
-    """Return rates and tasks of text generation, job by job; `farm show` has the other figures."""
-    lines = []
+            yield f"frame rates: {grid.text}: {grid.name}"
     for job, figures in generating(summary):
         title = f"generated, simulated: {job.job.id}" if job.virtual else f"generated: {job.job.id}"
+        # `farm show` has the other figures.
         parts = filter(None, (*rates(figures)[:2], figures.fall_text, *figures.tasks))
-        lines += _wrapped(f"{title}: {'; '.join(parts)}", width, "")
-    return lines
-
-
-def _range(values: list[float], unit: int) -> str:
-    least, greatest = (f"{value / unit:,.0f}" for value in (min(values), max(values)))
-    return least if least == greatest else f"{least} to {greatest}"
+        yield f"{title}: {'; '.join(parts)}"
 
 
 def _named(
@@ -248,10 +228,6 @@ def _known(summary: RunSummary, width: int) -> list[str]:
     jobs = summary.having(Outcome.KNOWN)
     reasons = dict.fromkeys(job.attempt.known_issue for job in jobs if job.attempt)
     return [styled(one_line(f"known issues, {len(jobs)}x: {'; '.join(reasons)}", width), "cyan")] if jobs else []
-
-
-def _wrapped(text: str, width: int, style: str) -> list[str]:
-    return [styled(line, style) for line in wrapped(text, width, whole_words=False)]
 
 
 # A job of a run in full, for a terminal. Pure.
@@ -314,7 +290,7 @@ def _attempt(view: RunView, item: JobSummary, number: int) -> Iterator[str]:
     if attempt.comparisons:
         yield ""
         yield from _comparisons(attempt)
-    if measured := beyond_comparisons(attempt, samples=True):
+    if measured := beyond_comparisons(attempt):
         rows: list[tuple[str, ...]] = [("metric", "value", "least", "p90", "most", "n")]
         for one in measured:
             spread = spread_of(one)

@@ -69,9 +69,9 @@ def alert_lines(alerts: Sequence[AlertRecord], limit: int) -> list[str]:
 
 def _alert(one: AlertRecord) -> list[str]:
     unsure = UNSURE.get(AlertState(one.state), "")
-    lines = [f"#{one.id} {one.job_id}", f"{change_line(one)}{unsure and f', {unsure}'}"]
-    lines += [f"likely cause: {one.likely_cause}"] if one.likely_cause else []
-    return lines + ([remark_text(one.remark)] if one.remark else [])
+    cause, remark = one.likely_cause and f"likely cause: {one.likely_cause}", one.remark and remark_text(one.remark)
+    lines = (f"#{one.id} {one.job_id}", f"{change_line(one)}{unsure and f', {unsure}'}", cause, remark)
+    return [line for line in lines if line]
 
 
 def _runs(status: Status, now_ms: int, limit: int) -> list[str]:
@@ -98,15 +98,10 @@ def _runs(status: Status, now_ms: int, limit: int) -> list[str]:
 def _run(one: RunStanding, now_ms: int) -> list[str]:
     run = one.run
     kind = f" on {run.device_kind} devices" if run.device_kind else ""
-    texts = [f"  {text}" for text in (toolchain_text(run.toolchain), standing_text(run.toolchain)) if text]
     known = f"{counts([one])}{kind}" if run.began else f"exit code {run.exit_code}: {exit_meaning(run.exit_code)}"
-    return [
-        f"{run.run_id}: {purpose_text(run)} of {run.user}, {ago(run.started_ms, now_ms)}, {ended_text(run)}",
-        *([f"  {run.name}"] if run.name else []),
-        f"  {run.command}",
-        *texts,
-        f"  {known}",
-    ]
+    texts = (run.name, run.command, toolchain_text(run.toolchain), standing_text(run.toolchain), known)
+    head = f"{run.run_id}: {purpose_text(run)} of {run.user}, {ago(run.started_ms, now_ms)}, {ended_text(run)}"
+    return [head, *(f"  {text}" for text in texts if text)]
 
 
 def _jobs(status: Status, now_ms: int, limit: int, kind: Standing) -> list[str]:
@@ -151,22 +146,17 @@ def history_lines(
         lines.append(f"{table.job_id}  {f'{table.kind} device' if table.kind else 'no device'}")
         commits = [row.first.commit or "" for row in table.rows]
         named = ["commit"] if any(commits) else []
-        rows = [
-            ["started", "run", *named, "verdict", *table.metrics],
-            ["", "", *[""] * len(named), "", *table.units],
-        ]
+        rows = [["started", "run", *named, "verdict", *table.metrics], ["", "", *[""] * len(named), "", *table.units]]
         for row in table.rows:
             verdict = "known issue" if row.first.known_issue else row.first.verdict
             verdict += ", local run" if row.first.local else ""
             commit = [f"{short(row.first.commit or '')}{'+' if row.first.dirty else ''}"] if named else []
             rows.append([_time(row.first.time_ms), row.first.run_id[-6:], *commit, verdict, *map(_figure, row.figures)])
-        rows, dropped = _narrowed(rows, 4 + len(named), width)
-        changes = ["", "", *(row.change for row in table.rows)]
         first = 3 + len(named)
-        aligned = columns(rows, right=range(first, len(rows[0])), indent="  ")
-        lines += [
-            shown for line, what in zip(aligned, changes, strict=True) for shown in _with_change(line, what, width)
-        ]
+        rows, dropped = _narrowed(rows, first + 1, width)
+        changes = ["", "", *(row.change for row in table.rows)]
+        for line, what in zip(columns(rows, range(first, len(rows[0])), "  "), changes, strict=True):
+            lines += _with_change(line, what, width)
         if dropped:
             lines += wrapped(f"  no room for {', '.join(dropped)}: --metric, or a wider terminal", width)
         if job in records:
@@ -192,11 +182,8 @@ def _narrowed(rows: list[list[str]], least: int, width: int) -> tuple[list[list[
 
 def _newest_change(commits: Sequence[str], url: str) -> str:
     """Return the address of a history's newest commit, or of the commits between two runs if it has two commits."""
-    found = [commit for commit in commits if commit]
-    if not found:
-        return ""
-    before = next((commit for commit in reversed(found) if commit != found[-1]), "")
-    return range_link(url, before, found[-1]) or commit_link(url, found[-1])
+    newest, before = [*dict.fromkeys(filter(None, reversed(commits))), "", ""][:2]
+    return range_link(url, before, newest) or commit_link(url, newest)
 
 
 def sparkline(values: Sequence[float | None]) -> str:
@@ -216,9 +203,7 @@ def _block(value: float | None, least: float, most: float) -> str:
         return _BEYOND[value > 0]
     if least == most:
         return _BLOCKS[len(_BLOCKS) // 2 - 1]
-    # Halved first: the difference of two great numbers may overflow to infinity.
-    share = (value / 2 - least / 2) / (most / 2 - least / 2)
-    return _BLOCKS[min(len(_BLOCKS) - 1, int(share * len(_BLOCKS)))]
+    return _BLOCKS[min(len(_BLOCKS) - 1, int(fmt.share_between(least, most, value) * len(_BLOCKS)))]
 
 
 def _plots(table: HistoryTable, columns_shown: int) -> list[str]:
