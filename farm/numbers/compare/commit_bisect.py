@@ -26,6 +26,20 @@ from farm.report.model.compare import ComparedJob, CompareGroup, CompiledFacts, 
 from farm.results.analysis.statistics import GATES
 from farm.store.values import judged_by
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from farm.base.config.settings import Config
+    from farm.builds.toolchains.worktrees import Commit
+    from farm.numbers.compare.sides import ComparisonRequest
+    from farm.report.model.compare import CompareReport
+    from farm.store.store import Store
+
+    Compare = Callable[[Commit, Commit, bool], CompareReport]
+    """Comparison of one job at two commits; True: on a device."""
+
+
 # Symptom of a bad commit, and the answer of a comparison about another commit. Pure.
 
 
@@ -111,9 +125,9 @@ def answer_of(job: ComparedJob, symptom: Symptom) -> tuple[CommitAnswer, str]:
 
 def compiled_values(job: ComparedJob) -> dict[str, tuple[float, float]]:
     """Return the metrics of both programs, A and B; empty unless both were compiled."""
-    if job.a.compiled is None or job.b.compiled is None:
-        return {}
-    return dict(zip(COMPILED_METRICS, zip(_values(job.a.compiled), _values(job.b.compiled), strict=True), strict=True))
+    return (
+        dict(zip(COMPILED_METRICS, zip(*map(_values, job.compiled), strict=True), strict=True)) if job.compiled else {}
+    )
 
 
 def _values(facts: CompiledFacts) -> tuple[float, ...]:
@@ -171,19 +185,6 @@ def _error(reason: str) -> str:
 # written there. `git bisect run` is not used: its steps are shell commands, and outlive a killed farm with their
 # lease.
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from farm.base.config.settings import Config
-    from farm.builds.toolchains.worktrees import Commit
-    from farm.numbers.compare.sides import ComparisonRequest
-    from farm.report.model.compare import ComparedJob, CompareReport
-    from farm.store.store import Store
-
-    Compare = Callable[[Commit, Commit, bool], CompareReport]
-    """Comparison of one job at two commits; True: on a device."""
 
 logger = logging.getLogger(__name__)
 

@@ -203,14 +203,10 @@ class _KnownJobs:
         for name in self.names:
             jobs = [side.jobs[name] for side in self._sides]
             built = [one.get(name, BuiltJob()) for one in self.built]
-            # The job was not reached.
-            if any(one.bundle is None and one.failure is None for one in built):
-                continue
-            a, b = (
-                Side(job, one.bundle) if one.bundle is not None else None for job, one in zip(jobs, built, strict=True)
-            )
+            a, b = (Side(job, one.bundle) if one.bundle else None for job, one in zip(jobs, built, strict=True))
             same = not self._swaps and not run_differently(jobs[0].target, jobs[1].target) and self._job(name).same
-            if (a is not None or b is not None) and not same:
+            # A job without bundle and failure was not reached.
+            if (a or b) and not same and all(one.bundle or one.failure for one in built):
                 found.append(JobToRun(name=name, target=jobs[1].target, a=a, b=b))
         return found
 
@@ -222,10 +218,9 @@ class _KnownJobs:
     def report(self, *, interrupted: bool) -> CompareReport:
         """Return the report of the findings."""
         pool = self.pool
-        outcomes = dict(pool.outcomes) if pool else {}
+        outcomes, left_out = (dict(pool.outcomes), dict(pool.left_out)) if pool else ({}, {})
         metrics = paired(outcomes)
         open_ = {one.name for one in self.to_run()} - outcomes.keys() if self._request.execute else set()
-        left_out = dict(pool.left_out) if pool else {}
         why = "interrupted" if interrupted else "no device was left"
         devices = list(pool.devices.values()) if pool else []
         asked = "virtual" if self._request.virtual else "hardware"
@@ -307,11 +302,11 @@ def side_result(job: Job, built: BuiltJob, attempt: Attempt | None, facts: Compi
     ending = attempt or built.failure
     if ending is None and built.bundle is not None and (problem := build_problem(job, built.bundle)):
         ending = build_failure(job, problem)
-    result = SideResult(job_id=job.id, compiled=facts)
     if ending is None:
-        return result
-    return msgspec.structs.replace(
-        result,
+        return SideResult(job_id=job.id, compiled=facts)
+    return SideResult(
+        job_id=job.id,
+        compiled=facts,
         verdict=str(ending.verdict),
         stage=str(ending.stage),
         reason=ending.reason,
@@ -327,9 +322,8 @@ def run_differently(a: Target, b: Target) -> bool:
 
 def _side(sides: Sequence[BuildingSide], request: ComparisonRequest, number: int) -> CompareSide:
     side, asked = sides[number], request.sides[number]
-    tools: Toolchain = side.tools
-    facts = {key: value for key, value in tools.fingerprint("").items() if key != "device_kind"}
-    source = tools.source
+    facts = {key: value for key, value in side.tools.fingerprint("").items() if key != "device_kind"}
+    source = side.tools.source
     named = {"branch": source.branch, "subject": source.subject, "changed": ", ".join(source.changed)}
     facts |= {key: value for key, value in named.items() if value}
     if runs_on_cpu(request.backend):
@@ -352,11 +346,7 @@ def _runtimes_differ(sides: Sequence[BuildingSide], request: ComparisonRequest) 
         from farm.builds.runtime.runtime import virtual_runtime
 
         socs = [find_soc(name) for name in dict.fromkeys(request.socs)]
-        return any(
-            virtual_runtime(a, soc, request.backend).digest != virtual_runtime(b, soc, request.backend).digest
-            for soc in socs
-        )
-    names = [
-        name for name in a.__struct_fields__ if name.startswith(("sdk_root", "android_", "executorch_", "hexagon_"))
-    ]
-    return any(getattr(a, name) != getattr(b, name) for name in names)
+        digests = ([virtual_runtime(side, soc, request.backend).digest for soc in socs] for side in (a, b))
+        return len(set(map(tuple, digests))) > 1
+    prefixes = ("sdk_root", "android_", "executorch_", "hexagon_")
+    return any(getattr(a, name) != getattr(b, name) for name in a.__struct_fields__ if name.startswith(prefixes))

@@ -236,30 +236,27 @@ def build_sides(
     """
     cache = BundleCache(sides[0].config.cache_dir)
     built: list[dict[str, BuiltJob]] = [{} for _ in sides]
-    keys: list[dict[str, str]] = [{} for _ in sides]
+    missing: list[dict[str, str]] = [{} for _ in sides]
     requests: list[dict[str, BuildRequest]] = [{} for _ in sides]
-    known: set[str] = set()
     for number, side in enumerate(sides):
-        logs = folder / side.label
-        make_folders(logs)
+        make_folders(folder / side.label)
         found = find_bundles_for(side.jobs.values(), side.tools, cache)
         for name, job in side.jobs.items():
             key, cached = found[job.id]
-            keys[number][name] = key
             if cached:
                 built[number][name] = BuiltJob(bundle=load_bundle(cache.folder(key)), cached=True)
-            elif key not in known:
-                # Bundles needed by both sides are compiled once, as a key covers all inputs.
-                known.add(key)
-                log = logs / f"{key}.log"
+                continue
+            missing[number][name] = key
+            # Bundles needed by both sides are compiled once, as a key covers all inputs.
+            if not any(key in one for one in requests):
+                log = folder / side.label / f"{key}.log"
                 requests[number][key] = BuildRequest(job, key, dict(side.tools.versions), str(log))
     replies = _build(sides, requests, supervisor, folder, stop)
     for number, side in enumerate(sides):
-        for name, job in side.jobs.items():
-            key = keys[number][name]
-            if name not in built[number] and (reply := replies.get(key)) is not None:
-                logs_of_key = [folder / one.label / f"{key}.log" for one in sides]
-                built[number][name] = _built(cache, job, key, reply, logs_of_key)
+        for name, key in missing[number].items():
+            if key in replies:
+                logs = [folder / one.label / f"{key}.log" for one in sides]
+                built[number][name] = _built(cache, side.jobs[name], key, replies[key], logs)
     return built
 
 
@@ -272,29 +269,22 @@ def _build(
 ) -> dict[str, BuildReply]:
     """Return the replies to all requests, or the replies that came before `stop` was set."""
     replies: dict[str, BuildReply] = {}
-    counts = [0 for _ in sides]
-    pools = []
     widths = shares(sides[0].config.builders, [len(one) for one in requests])
-    for number, (side, wanted, width) in enumerate(zip(sides, requests, widths, strict=True)):
-
-        def done(reply: BuildReply, number: int = number) -> None:
-            replies[reply.key] = reply
-            counts[number] += 1
-
-        if wanted:
-            pool = BuilderPool(
-                wanted.values(),
-                side.tools.compiler,
-                BuilderSettings.of(side.config, supervisor, folder / side.label),
-                width=width,
-                on_done=done,
-            )
-            pools.append(pool)
+    pools = [
+        BuilderPool(
+            wanted.values(),
+            side.tools.compiler,
+            BuilderSettings.of(side.config, supervisor, folder / side.label),
+            width=width,
+            on_done=lambda reply: replies.update({reply.key: reply}),
+        )
+        for side, wanted, width in zip(sides, requests, widths, strict=True)
+        if wanted
+    ]
     if not pools:
         return replies
-    totals = [len(one) for one in requests]
-    shown = ", ".join(f"{total} of {side.label}" for total, side in zip(totals, sides, strict=True) if total)
-    logger.info("compiling %s", shown)
+    wanted_of = {side.label: wanted for side, wanted in zip(sides, requests, strict=True) if wanted}
+    logger.info("compiling %s", ", ".join(f"{len(wanted)} of {label}" for label, wanted in wanted_of.items()))
     # With a single builder the sides compile one after the other.
     groups = [[pool] for pool in pools] if sides[0].config.builders == 1 else [pools]
     logged_s = time.monotonic()
@@ -309,9 +299,11 @@ def _build(
                 time.sleep(_LOOK_EVERY_S)
                 if time.monotonic() > logged_s + _SAY_EVERY_S:
                     logged_s = time.monotonic()
-                    pairs = zip(counts, totals, sides, strict=True)
-                    counted = ", ".join(f"{n} of {all_} of {side.label}" for n, all_, side in pairs if all_)
-                    logger.info("compiled %s", counted)
+                    counted = (
+                        f"{sum(key in replies for key in wanted)} of {len(wanted)} of {label}"
+                        for label, wanted in wanted_of.items()
+                    )
+                    logger.info("compiled %s", ", ".join(counted))
             if stop.is_set():
                 break
     finally:

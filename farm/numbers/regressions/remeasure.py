@@ -79,15 +79,8 @@ def of_one_bundle(was: StoredResult, now: StoredResult) -> Confirmation:
     programs = {was.view.program, now.view.program}
     if len(programs) > 1 and all(programs):
         return unknown(f"the bundle of {was.run.id} was compiled anew since, to another program")
-    return Confirmation(
-        Answer.REFUTED,
-        f"the program equals that of {was.run.id}: conditions of the run were the cause",
-        0,
-        0.0,
-        0.0,
-        0.0,
-        1.0,
-    )
+    reason = f"the program equals that of {was.run.id}: conditions of the run were the cause"
+    return Confirmation(Answer.REFUTED, reason, 0, 0.0, 0.0, 0.0, 1.0)
 
 
 class BenchPool(ExitStack):
@@ -183,7 +176,7 @@ class Remeasurement:
         if origin is None:
             return result
         try:
-            was, now = (self._results.of(number.past.job_id, points[index].run_id) for index in (origin, new))
+            was, now = self._result(number, origin), self._result(number, new)
             bench = self._benches.of(now)
             claim = Claim(number.series.series, up, base)
             [compared] = compare(
@@ -223,7 +216,7 @@ class Remeasurement:
         older = self.good(number, max(0, result.bad - BASELINE, *number.known))
         if older is None or good - older < LEAST_LEVEL:
             return
-        was, now = (self._results.of(number.past.job_id, number.points[index].run_id) for index in (older, -1))
+        was, now = self._result(number, older), self._result(number, -1)
         effort = self._request.pairs, self._inferences(number)
         [before] = compare(bench, [claim], was, now, *effort, early=True, measured=self._measured)
         if before.confirmation.answer is not Answer.CONFIRMED:
@@ -240,7 +233,7 @@ class Remeasurement:
             return Confirmation(Answer.CONFIRMED, reason, 0, -base, -base, -base, 0.0)
         if not points[first].bundle or points[first].side != new.side:
             return None
-        return of_one_bundle(*(self._results.of(number.past.job_id, one.run_id) for one in (points[first], new)))
+        return of_one_bundle(self._result(number, first), self._result(number, -1))
 
     def attribute_as(self, number: ComparedSeries, result: RemeasuredSeries, of: Sequence[RemeasuredSeries]) -> None:
         """Add the first bad run of series that stepped together, where they have one, else look for it."""
@@ -254,7 +247,7 @@ class Remeasurement:
         self._try_to_attribute(number, result)
 
     def _try_to_attribute(self, number: ComparedSeries, result: RemeasuredSeries) -> None:
-        now = self._results.of(number.past.job_id, number.points[-1].run_id)
+        now = self._result(number, -1)
         try:
             self._attribute(number, self._benches.of(now), result)
         except FarmError as error:
@@ -271,25 +264,20 @@ class Remeasurement:
         *before, new = number.points
         if before[number.first].side == new.side:
             return None
-        for index in range(number.first if first is None else first, len(before)):
-            bundle = before[index].bundle
-            if bundle and before[index].side != new.side and self._benches.has_bundle(bundle):
-                return index
-        return None
+        level = range(number.first if first is None else first, len(before))
+        others = (index for index in level if before[index].side != new.side)
+        return next((index for index in others if self._has_bundle(before[index])), None)
+
+    def _has_bundle(self, point: Point) -> bool:
+        return bool(point.bundle) and self._benches.has_bundle(point.bundle)
 
     def _home(self, number: ComparedSeries) -> int | None:
         """Return the last good run of an open alert, whose program still measures the whole distance; None for none."""
         if number.standing.alert is None or not math.isfinite(number.standing.level):
             return None
         good = number.standing.alert.last_good
-        return next(
-            (
-                index
-                for index, point in enumerate(number.points)
-                if point.run_id == good and point.bundle and self._benches.has_bundle(point.bundle)
-            ),
-            None,
-        )
+        found = (index for index, point in enumerate(number.points) if point.run_id == good)
+        return next((index for index in found if self._has_bundle(number.points[index])), None)
 
     @staticmethod
     def _may_have_step(number: ComparedSeries, good: int, up: bool) -> bool:
@@ -301,6 +289,9 @@ class Remeasurement:
             return False
         change = median(newer) - median(older)
         return (change if up else -change) > GATES[scale].confirmed
+
+    def _result(self, number: ComparedSeries, index: int) -> StoredResult:
+        return self._results.of(number.past.job_id, number.points[index].run_id)
 
     def _inferences(self, number: ComparedSeries) -> int:
         """Return how many inferences a side has in a pair."""
@@ -314,7 +305,7 @@ class Remeasurement:
         runs: list[StoredResult | None] = [None] * len(number.points)
         for index in range(result.good, result.bad + 1):
             if index in (result.good, result.bad) or self._benches.has_bundle(number.points[index].bundle):
-                runs[index] = self._results.of(number.past.job_id, number.points[index].run_id)
+                runs[index] = self._result(number, index)
         values = levelled(series.scale, number.values, number.steps)
         effort = self._request.pairs, self._inferences(number)
         probes: list[Probe] = []

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from contextlib import ExitStack, contextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -122,7 +123,7 @@ def choose_results(store: Store, pattern: str, good: str | None, bad: str | None
 
 def require_comparable(good: StoredResult, new: StoredResult) -> None:
     """Raise UsageError unless `good` is the older one and both are numbers of the same test on the same kind."""
-    if (good.run.started_ms, good.run.id) > (new.run.started_ms, new.run.id):
+    if good.place > new.place:
         raise UsageError(f"run {good.run.id} is newer than run {new.run.id}: the good run is the older one, swap them")
     if good.kind != new.kind:
         raise UsageError(
@@ -185,7 +186,7 @@ def require_bundles(config: Config, store: Store, bench: InterleavedBench, pasts
         try:
             side = bench.side(past)
         except UsageError as error:
-            newest = max(pasts, key=lambda one: (one.run.started_ms, one.run.id))
+            newest = max(pasts, key=lambda one: one.place)
             nearest = _nearest(config, store, newest, past)
             hint = f"; the nearest run whose bundle is here is {nearest.run.id}" if nearest else ""
             raise type(error)(f"{error}{hint}") from None
@@ -229,17 +230,9 @@ def confirm_job(
             logger.info("swapping what differs, one at a time")
             effort = request.pairs, request.inferences
             attribution = swap_factors(bench, worse(one.series), swaps, *effort, program=one)
-        return ConfirmOutcome(
-            good,
-            new,
-            bench.device.serial,
-            bench.device.kind,
-            bench.fence,
-            tuple(compared),
-            differences(good.run.fingerprint, new.run.fingerprint),
-            attribution,
-            tuple(bench.turns),
-        )
+        device, changed = bench.device, differences(good.run.fingerprint, new.run.fingerprint)
+        turns, results = tuple(bench.turns), tuple(compared)
+        return ConfirmOutcome(good, new, device.serial, device.kind, bench.fence, results, changed, attribution, turns)
 
 
 # The first bad run between a good one and a bad one: bundles of the runs between are run again, few of them.
@@ -342,26 +335,13 @@ def bisect(
                 bench, series, runs, values, bracket, whole.confirmation.change, request.pairs, request.inferences,
                 on_probe=keep,
             )  # fmt: skip
-        return BisectOutcome(
-            runs,
-            values,
-            len(between) - len(same),
-            bench.device.serial,
-            bench.device.kind,
-            whole,
-            tuple(probes),
-            bracket,
-        )
+        left_out, device = len(between) - len(same), bench.device
+        return BisectOutcome(runs, values, left_out, device.serial, device.kind, whole, tuple(probes), bracket)
 
 
 def _between(store: Store, good: StoredResult, bad: StoredResult) -> Sequence[StoredResult]:
     """Return the results of the job in runs between two, oldest first."""
-    found: list[StoredResult] = []
-    for one in results_before(store, bad):
-        if (one.run.started_ms, one.run.id) <= (good.run.started_ms, good.run.id):
-            break
-        found.append(one)
-    return found[::-1]
+    return list(takewhile(lambda one: one.place > good.place, results_before(store, bad)))[::-1]
 
 
 def _value(past: StoredResult, series: Series) -> float:
