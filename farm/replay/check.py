@@ -17,6 +17,7 @@ import sys
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,8 +221,7 @@ def _check(
             device = devices[number]
             worker = None
             if plan is not None and device.id in runtimes:
-                number_there = plan.devices.index(device)
-                worker = DeviceWorker(plan, number_there, store.devices.record_health, lambda: False)
+                worker = DeviceWorker(plan, plan.devices.index(device), store.devices.record_health, lambda: False)
             transport = worker.run.transport if worker is not None else open_transport(device)
             soc_before, why_not = before.get(device.id, ""), missing.get(device.id, "")
             place = folder / f"device-{number}"
@@ -310,25 +310,23 @@ def _wait(pool: DevicePool, devices: Sequence[Device], wait_s: float) -> list[in
         time.sleep(_LOOK_SECONDS)
 
 
+@dataclass
 class _Examination:
     """Examination of a device that this process has leased; local files are in `folder`.
 
     `worker` runs the health check; None for an absent runtime, where `missing` is the reason.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        soc_before: str,
-        limits: HealthConfig,
-        transport: Transport,
-        worker: DeviceWorker | None,
-        missing: str,
-        folder: Path,
-    ) -> None:
-        self._device, self._soc_before, self._limits = device, soc_before, limits
-        self._transport, self._worker, self._missing, self._folder = transport, worker, missing, folder
-        self._runtime = runtime = worker.run.runtime if worker is not None else None
+    device: Device
+    soc_before: str
+    limits: HealthConfig
+    transport: Transport
+    worker: DeviceWorker | None
+    missing: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self._runtime = runtime = self.worker.run.runtime if self.worker is not None else None
         self._headers = _headers(runtime)
         self._runtime_bytes = sum(path.stat().st_size for path in runtime.files.values()) if runtime else 0
         self._lines: dict[Property, CheckedProperty] = {}
@@ -337,32 +335,35 @@ class _Examination:
     def report(self) -> CheckReport:
         """Return the report: a failed health check or an error makes a device unfit."""
         started = time.time()
-        device = self._device
-        self._note(identity(device, self._soc_before))
+        device = self.device
+        self._note(identity(device, self.soc_before))
         self._note(profile(device))
-        if status := self._ask("status", lambda: read_status(self._transport, os=device.os)):
+        if status := self._ask("status", lambda: read_status(self.transport, os=device.os)):
             self._note(properties.room(status, self._runtime_bytes))
-            self._note(properties.temperature(status, self._limits))
+            self._note(properties.temperature(status, self.limits))
         else:
             for name in (Property.ROOM, Property.TEMPERATURE):
                 self._note(not_checked(name, self._facts["status"]["problem"]))
         try:
-            self._note(self._root())
+            is_root = self.transport.user_id() == 0
+            self._note(properties.root(is_root=is_root, refusal="" if is_root else self.transport.root_refusal()))
         except DeviceError as problem:
             self._note(not_checked(Property.ROOT, problem.problem))
-        platform = self._ask("platform", lambda: read_platform(self._transport)) or PlatformFacts()
+        platform = self._ask("platform", lambda: read_platform(self.transport)) or PlatformFacts()
         self._note(properties.page_size(platform, self._headers))
         speed = self._ask("push_bytes_per_s", self._push_speed)
         checked = self._run_health_check(speed)
+        logs: dict[str, str] = {}
         if speed is None:
             self._note(error(Property.PUSH, self._facts["push_bytes_per_s"]["problem"]))
         else:
             self._note(properties.push_speed(speed, self._runtime_bytes))
-        logs = self._logs(started) if speed is not None else {}
+            found = collect_crash_logs(self.transport, device.os, self.folder / "check-logs", since=started)
+            logs = {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
         denied = denials(logs.values())
         self._note(properties.selinux(platform, denied))
         self._note(properties.domain(device, platform, checked))
-        self._note(properties.skel(device, self._headers, checked, self._missing))
+        self._note(properties.skel(device, self._headers, checked, self.missing))
         self._note(properties.health(checked))
         self._note(properties.latencies(checked))
         self._facts["runtime"] = _described(self._runtime, self._headers)
@@ -391,42 +392,33 @@ class _Examination:
         self._facts[name] = msgspec.to_builtins(answer)
         return answer
 
-    def _root(self) -> CheckedProperty:
-        is_root = self._transport.user_id() == 0
-        return properties.root(is_root=is_root, refusal="" if is_root else self._transport.root_refusal())
-
     def _push_speed(self) -> float:
         """Push random bytes, and remove them; return bytes per second."""
-        place = self._transport.storage / f"{SESSION_PREFIX}check-{os.getpid()}"
+        place = self.transport.storage / f"{SESSION_PREFIX}check-{os.getpid()}"
         try:
             for nbytes in (_PROBE_BYTES, _PUSH_BYTES):
                 data = os.urandom(nbytes)
                 begin_s = time.perf_counter()
-                self._transport.push({place / "data": data})
+                self.transport.push({place / "data": data})
                 speed = nbytes / (time.perf_counter() - begin_s)
                 if speed < _FAST_BYTES_PER_S:
                     break
             return speed
         finally:
             with contextlib.suppress(DeviceError):
-                self._transport.run(["rm", "-rf", str(place)], timeout_s=_REMOVE_SECONDS)
+                self.transport.run(["rm", "-rf", str(place)], timeout_s=_REMOVE_SECONDS)
 
     def _run_health_check(self, speed: float | None) -> HealthCheckResult:
-        worker = self._worker
+        worker = self.worker
         if worker is None:
-            return HealthCheckResult(f"the runtime is incomplete ({self._missing})", skipped=True)
-        if speed is not None and self._runtime_bytes / max(speed, 1.0) > MOST_PUSH_SECONDS:
-            minutes = self._runtime_bytes / max(speed, 1.0) / 60
-            return HealthCheckResult(f"its files would take {minutes:.0f} min to push", skipped=True)
+            return HealthCheckResult(f"the runtime is incomplete ({self.missing})", skipped=True)
+        if speed is not None and (seconds := self._runtime_bytes / max(speed, 1.0)) > MOST_PUSH_SECONDS:
+            return HealthCheckResult(f"its files would take {seconds / 60:.0f} min to push", skipped=True)
         worker.await_health_check()
         problem = worker.check()
         return HealthCheckResult(
             problem, worker.run.health_check_cause, () if problem else worker.run.health_check_latency_ns
         )
-
-    def _logs(self, started: float) -> dict[str, str]:
-        found = collect_crash_logs(self._transport, self._device.os, self._folder / "check-logs", since=started)
-        return {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
 
 
 def _headers(runtime: Runtime | None) -> dict[str, ElfHeader]:

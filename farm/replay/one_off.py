@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,20 @@ from farm.store.records import BuildRecord, Purpose, RunToolchain
 from farm.suites.suite import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
+
+    from farm.base.config.settings import Config, HealthConfig
+    from farm.base.processes import Supervisor
+    from farm.builds.toolchains.toolchain import Toolchain
+    from farm.devices.device import Device
+    from farm.dispatch.pool.fleet import AcquiredDevice
+    from farm.policy.retries import Tried
+    from farm.store.records import ArtifactRecord
+    from farm.store.store import Store
+    from farm.suites.suite import Target
+
+    FindBundle = Callable[[Toolchain, Supervisor], Bundle]
+    Look = Callable[[RawResult, Attempt], Attempt]
 
 
 # The user's `qnn_llama_runner` in place of farm's own runner: files to push, supported targets, judgement.
@@ -210,24 +224,6 @@ def _unit(numbers: Mapping[str, float | None]) -> tuple[float, float]:
 # Unlike `farm run` there are no builders, and no health check before the job. A failure that may be the device's is
 # treated as in a run (`policy/retries.py`, `device_run/device_worker.py`): in a new session, then on another device.
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from farm.base.config.settings import Config, HealthConfig
-    from farm.base.processes import Supervisor
-    from farm.builds.bundles.bundle import Bundle
-    from farm.builds.toolchains.toolchain import Toolchain
-    from farm.devices.device import Device
-    from farm.devices.execution.raw import RawResult
-    from farm.dispatch.pool.fleet import AcquiredDevice
-    from farm.policy.retries import Tried
-    from farm.store.records import ArtifactRecord
-    from farm.store.store import Store
-    from farm.suites.suite import Target
-
-    FindBundle = Callable[[Toolchain, Supervisor], Bundle]
-    Look = Callable[[RawResult, Attempt], Attempt]
 
 logger = logging.getLogger(__name__)
 
@@ -417,35 +413,29 @@ def _find_health_check(
         return None
 
 
+@dataclass
 class OneOffTries:
     """Runs a bundle on a device, records every attempt, and asks another device where the classification is open."""
 
-    def __init__(
-        self,
-        store: Store,
-        request: OneOffRequest,
-        bundle: Bundle,
-        run_id: str,
-        folder: Path,
-        *,
-        artifacts: Path,
-        health: HealthConfig,
-        look: Look,
-        another: Callable[[Collection[str]], AcquiredDevice | None],
-        health_check: Callable[[], tuple[Job, Bundle] | None],
-    ) -> None:
-        """`folder` gets the files of executions, `artifacts` is the root of files that are kept.
-
-        `another` returns a free device beside those with the given ids. A failure may need `health_check`.
-        """
-        self._store, self._request, self._bundle, self._run_id = store, request, bundle, run_id
-        self._folder, self._artifact_root, self._health = folder, artifacts, health
-        self._look, self._another, self._health_check = look, another, health_check
-        self.kept: tuple[ArtifactRecord, ...] = ()
-        """Files of the last attempt."""
-        self._devices: list[Device] = []
-        self._history: list[Tried] = []
-        self._executions = 0
+    store: Store
+    request: OneOffRequest
+    bundle: Bundle
+    run_id: str
+    folder: Path
+    """Folder for the files of executions."""
+    artifacts: Path
+    """Root of files that are kept."""
+    health: HealthConfig
+    look: Look
+    another: Callable[[Collection[str]], AcquiredDevice | None]
+    """Return a free device beside those with the given ids."""
+    health_check: Callable[[], tuple[Job, Bundle] | None]
+    """Return the program that a failure may need."""
+    kept: tuple[ArtifactRecord, ...] = ()
+    """Files of the last attempt."""
+    _devices: list[Device] = field(default_factory=list)
+    _history: list[Tried] = field(default_factory=list)
+    _executions: int = 0
 
     def run(self, first: AcquiredDevice) -> Attempt:
         """Return the last attempt, which decides as far as the available devices allow."""
@@ -456,17 +446,17 @@ class OneOffTries:
 
     def _on(self, acquired: AcquiredDevice) -> tuple[Attempt, AcquiredDevice | None]:
         """Return the attempt that decides on a device, recorded, and the device that has to try next."""
-        request, device = self._request, acquired.device
+        request, device = self.request, acquired.device
         logger.info("running on %s (%s)", device.serial, device.kind)
         self._devices.append(device)
         with DeviceRun(
             device,
             acquired.runtime,
-            self._run_id,
+            self.run_id,
             takeover=acquired.fence is not None,
             fence=acquired.fence,
-            gate=HeatGate(self._health),
-            artifacts=AttemptArtifacts(self._artifact_root, request.profile, outputs=True),
+            gate=HeatGate(self.health),
+            artifacts=AttemptArtifacts(self.artifacts, request.profile, outputs=True),
         ) as run:
             attempt, raw = self._execute(run)
             alone = not request.heap
@@ -475,34 +465,34 @@ class OneOffTries:
             if needs_health_check(last, failed_before=request.failed_before):
                 last = self._checked(run, last)
             last, other = self._settled(last)
-            last, logs = run.keep_crash_logs(last, self._folder / "crash-logs")
+            last, logs = run.keep_crash_logs(last, self.folder / "crash-logs")
             for attempt in attempts[:-1]:
-                run.record(self._store, self._run_id, attempt)
-            run.record(self._store, self._run_id, last, (*self.kept, *logs))
+                run.record(self.store, self.run_id, attempt)
+            run.record(self.store, self.run_id, last, (*self.kept, *logs))
         return last, other
 
     def _execute(self, run: DeviceRun, *, alone: bool = False) -> tuple[Attempt, RawResult]:
-        request, bundle, job = self._request, self._bundle, self._request.job
+        request, bundle, job = self.request, self.bundle, self.request.job
         if alone:
             logger.info("running again in a process of its own on %s", run.device.serial)
         options = run.options(job, request)
         self._executions += 1
-        raw = run.run(job.id, bundle, self._folder / f"job-{self._executions}", options, alone=alone or options.heap)
+        raw = run.run(job.id, bundle, self.folder / f"job-{self._executions}", options, alone=alone or options.heap)
         executed = raw
         if request.program is None:
             attempt = run.judge(job, bundle, raw, operators=request.profile.kept)
         else:
             attempt, bundle, raw = judged(run, job, bundle, raw)
-        attempt = self._look(raw, attempt)
+        attempt = self.look(raw, attempt)
         attempt, self.kept = run.keep(attempt, bundle, raw.folder)
         return attempt, executed
 
     def _checked(self, run: DeviceRun, attempt: Attempt) -> Attempt:
         """Return an attempt that failed; infra where the health check of its device fails as well."""
-        if health_check := self._health_check():
-            run.set_health_check(*health_check, self._request.profile)
+        if health_check := self.health_check():
+            run.set_health_check(*health_check, self.request.profile)
         run.end_session()
-        problem = run.probe(self._folder / "health_check")
+        problem = run.probe(self.folder / "health_check")
         if not problem:
             return attempt
         mark = HealthMark(Event.CHECK_FAILED, run.silence_cause(), problem)
@@ -512,11 +502,11 @@ class OneOffTries:
 
     def _settled(self, attempt: Attempt) -> tuple[Attempt, AcquiredDevice | None]:
         """Return an attempt with a verdict that takes in every device so far, and the device that has to try next."""
-        earlier, failed_before = tuple(self._history), self._request.failed_before
+        earlier, failed_before = tuple(self._history), self.request.failed_before
         self._history.append(tried(attempt))
         other = None
         if classify(self._history, others=1, failed_before=failed_before).repeat:
-            other = self._another([device.id for device in self._devices])
+            other = self.another([device.id for device in self._devices])
         decision = classify(self._history, others=int(other is not None), failed_before=failed_before)
         if attempt.verdict is Verdict.PASSED:
             devices = {device.serial: device for device in self._devices}
@@ -528,9 +518,9 @@ class OneOffTries:
 
     def _record_health(self, device: Device, event: Event, state: Health, reason: str) -> None:
         """Record an event of a device that others use as well."""
-        if self._request.virtual:
+        if self.request.virtual:
             return
         with contextlib.suppress(FarmError):
-            self._store.devices.record_health(
-                HealthEvent(device.id, str(event), str(state), reason, {"run": self._run_id})
+            self.store.devices.record_health(
+                HealthEvent(device.id, str(event), str(state), reason, {"run": self.run_id})
             )

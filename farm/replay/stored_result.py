@@ -66,6 +66,11 @@ class StoredResult(msgspec.Struct, frozen=True):
     """SHA-256 of its kept tokens; empty without them."""
 
     @property
+    def place(self) -> tuple[int, str]:
+        """Place of its run in the order of time."""
+        return self.run.started_ms, self.run.id
+
+    @property
     def description(self) -> str:
         """Description of the result in one line."""
         attempt = f"attempt {self.number} of {len(self.view.attempts)}"
@@ -168,7 +173,7 @@ def results_before(store: Store, stored: StoredResult) -> Iterator[StoredResult]
             continue
         seen.add(point.run_id)
         run = store.runs.view(point.run_id)
-        if (run.started_ms, run.id) >= (stored.run.started_ms, stored.run.id):
+        if (run.started_ms, run.id) >= stored.place:
             continue
         with contextlib.suppress(UsageError):
             yield _result(store, run, stored.view.id)
