@@ -7,6 +7,7 @@ import json
 import random
 import re
 import zlib
+from html.parser import HTMLParser
 
 import msgspec
 
@@ -109,6 +110,14 @@ def context(view: RunView) -> ReportContext:
     )
 
 
+def hostile_context(view: RunView) -> ReportContext:
+    """Return what a store knows of a run in which every text is hostile."""
+    evil, job = view.id, view.jobs[0].id
+    regression = alert(view, job, metric=evil, reason=evil, likely_cause=evil, last_good=evil)
+    files = Background(artifacts={job: (JobFile(evil, 1, evil),)})
+    return ReportContext(status=status(view), alerts=(regression,), background=files)
+
+
 # Access to the packed parts of a report, for tests.
 
 
@@ -126,3 +135,50 @@ def unpacked(html: str) -> dict[int, str]:
 def in_full(html: str) -> str:
     """Return a report followed by its unpacked parts."""
     return html + "".join(unpacked(html).values())
+
+
+def section(html: str, name: str) -> str:
+    """Return the section of a page with this id."""
+    return html[html.index(f'<section id="{name}"') :].partition("</section>")[0]
+
+
+VOID = {"meta", "link", "input", "br", "img", "hr"}
+
+
+class Page(HTMLParser):
+    """A page as a parser sees it: which elements there are, and whether they are closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts.setdefault(self.open[-1], []).append(data)
+
+    @property
+    def ids(self) -> list[str]:
+        return [attrs["id"] or "" for _, attrs in self.tags if "id" in attrs]
+
+    @property
+    def links(self) -> list[str]:
+        return [attrs.get("href") or "" for attrs in self.all("a")]
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag]

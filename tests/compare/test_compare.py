@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from compare.made import HOSTILE, broken, compiled, everything, job, moved, pass
 from executorch_checkout import commit, make_checkout, make_repository
 from farm_home import FarmHome, wait_for_no_process
 from in_process import refused
+from report_pages import Page
 
 from farm.base.config.settings import load_config
 from farm.base.errors import UsageError
@@ -376,21 +376,6 @@ def test_outputs_that_are_not_equal_are_counted_in_text_overview_and_page() -> N
 # The same comparison for a terminal, a browser, a program and GitHub.
 
 
-class Tags(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.scripts = 0
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.ids += [found["id"]] if found.get("id") else []
-        self.links += [str(found["href"])] if tag == "a" else []
-        self.scripts += tag == "script"
-
-
 def test_terminal_has_what_needs_a_look_first_in_eighty_columns() -> None:
     lines = compare_lines(everything(), limit=20)
     assert max(map(len, lines)) <= 80
@@ -419,12 +404,12 @@ def test_jobs_that_are_run_in_turns_are_told_with_what_differs() -> None:
 
 def test_page_says_it_all_once_and_escapes_it() -> None:
     page = render_compare(everything())
-    tags = Tags(page)
-    assert tags.scripts == 2  # our own
+    parsed = Page(page)
+    assert len(parsed.all("script")) == 2  # our own
     assert "&lt;script&gt;alert(1)" in page
-    assert len(tags.ids) == len(set(tags.ids))
-    assert {"newly_failing", "worse", "not_compared", "newly_passing", "better", "failing"} <= set(tags.ids)
-    assert {link[1:] for link in tags.links if link.startswith("#")} <= set(tags.ids)
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert {"newly_failing", "worse", "not_compared", "newly_passing", "better", "failing"} <= set(parsed.ids)
+    assert {link[1:] for link in parsed.links if link.startswith("#")} <= set(parsed.ids)
     assert "✗ B is worse" in page
 
 

@@ -19,7 +19,7 @@ from farm.results.attempt import (
     Stage,
     Verdict,
 )
-from farm.store.records import CaseResult, DeviceView, JobView, RunView
+from farm.store.records import CaseResult, DeviceView, JobView, RunView, SkipReason
 
 OPERATORS = (
     "add", "amax", "avg_pool2d", "batch_norm", "bmm", "cat", "conv1d", "conv2d", "conv2d_relu", "depthwise_conv2d",
@@ -287,6 +287,7 @@ def hostile() -> RunView:
         JobView(
             f"suite{evil}/case{i}{evil}[x]", f"suite{evil}", f"case{i}{evil}", f"soc{evil}", f"be{evil}", f"p{evil}",
             attempts, fallback_ops={evil: 3}, case_module=evil, elsewhere=elsewhere, decisive_attempt=len(attempts),
+            skipped=None if attempts else SkipReason(evil, 1, evil, evil),
         )
         for i, attempts in enumerate([(attempt,), (known,), (lost, lost), (fine,), ()])
     )  # fmt: skip

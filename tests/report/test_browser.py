@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from chromium import flaws, keep_screenshot, look, requested, see, violations
 from compare.made import everything
-from report_pages import context, with_skipped
+from report_pages import context, hostile_context, with_skipped
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
@@ -42,7 +42,7 @@ def pages(
     made = {
         "example": render_html(example_run),
         "inside": render_html(inside_run),
-        "hostile": render_html(hostile_run),
+        "hostile": render_html(hostile_run, hostile_context(hostile_run)),
         "large": render_html(large()),
         "known": render_html(known, context(known)),
         "few": render_html(few, context(few)),
