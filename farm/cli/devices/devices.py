@@ -258,7 +258,7 @@ def waiting_lines(waiting: Sequence[Waiting], wanted: Iterable[str], width: int)
     if not waiting:
         return []
     cells = [
-        (one_line(one.user), one_line(what), _since(one), one_line(one.why))
+        (one_line(one.user), one_line(what), f"since {_clock(one.since_ms)}", one_line(one.why))
         for one, what in zip(waiting, wanted, strict=True)
     ]
     wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -269,8 +269,8 @@ def waiting_lines(waiting: Sequence[Waiting], wanted: Iterable[str], width: int)
     return [f"WAITING: {len(waiting)}", *(line[:width].rstrip() for line in lines)]
 
 
-def _since(one: Waiting) -> str:
-    return f"since {time.strftime('%H:%M', time.localtime(one.since_ms / 1000))}"
+def _clock(time_ms: int, form: str = "%H:%M") -> str:
+    return time.strftime(form, time.localtime(time_ms / 1000))
 
 
 def _group(row: DeviceRow) -> str:
@@ -310,7 +310,7 @@ def _holder(row: DeviceRow) -> str:
     """Return the user of a device, with the end of a reservation; "" for a free device."""
     if not row.holder:
         return ""
-    until = time.strftime(" until %H:%M", time.localtime(row.until_ms / 1000)) if row.until_ms else ""
+    until = f" until {_clock(row.until_ms)}" if row.until_ms else ""
     return f"{row.holder}{until}"
 
 
@@ -318,6 +318,7 @@ def _holder(row: DeviceRow) -> str:
 
 
 _TEXT_COLUMN = 25
+_DATE = "%Y-%m-%d %H:%M"
 
 
 @click.command("name")
@@ -490,8 +491,7 @@ def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
         first, *others = map(one_line, known.status.addresses)
         yield f"  at {first}, also at {', '.join(others)}, as 'farm devices' saw it last"
     if known.forgotten_ms:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(known.forgotten_ms / 1000))
-        yield f"  removed on {when}: in no list until it is attached again"
+        yield f"  removed on {_clock(known.forgotten_ms, _DATE)}: in no list until it is attached again"
     if known.health_reason:
         yield f"  {one_line(known.health_reason)}"
     if not known.in_service:
@@ -502,9 +502,8 @@ def _lines(known: Registered, events: Sequence[HealthEvent]) -> Iterator[str]:
         return
     rows = [("when", "event", "then", "health check p50", "why")]
     for event in reversed(events):
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(event.time_ms / 1000))
         health_check = f"{statistics.median(event.latency_ns) / 1e6:.3f} ms" if event.latency_ns else ""
-        rows.append((when, event.event, event.state, health_check, one_line(event.reason)))
+        rows.append((_clock(event.time_ms, _DATE), event.event, event.state, health_check, one_line(event.reason)))
     yield from ("", *columns(rows))
 
 

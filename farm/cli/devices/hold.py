@@ -178,18 +178,16 @@ class Held:
         `what` is the name of the program for messages. Raises LeaseLostError, after the program has ended, when the
         lease is lost.
         """
-        # Ctrl-C is for the program on the device. A handler of ours and not SIG_IGN, which the child would inherit.
-        before = signal.signal(signal.SIGINT, lambda *_: None)
-        try:
-            self._child = self.supervisor.spawn(argv, name=what, env=env, foreground=True)
-            if self._lost:
+        with ctrl_c_left_to_child():
+            try:
+                self._child = self.supervisor.spawn(argv, name=what, env=env, foreground=True)
+                if self._lost:
+                    self._end()
+                code = exit_code_of(self._child)
+            finally:
                 self._end()
-            code = self._child.process.wait()
-        finally:
-            self._end()
-            signal.signal(signal.SIGINT, before)
         self._raise_if_lost(f"{what} was ended")
-        return code if code >= 0 else 128 - code
+        return code
 
     def wait(self, what: str) -> None:
         """Wait until the lease is lost, and raise LeaseLostError with `what`, the state of the device afterwards."""
@@ -249,18 +247,33 @@ class Held:
         self._thread.join()
 
 
+@contextlib.contextmanager
+def ctrl_c_left_to_child() -> Iterator[None]:
+    """Leave Ctrl-C to the program in the foreground while the body runs it."""
+    # A handler of ours and not SIG_IGN, which the child would inherit.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def exit_code_of(child: Child) -> int:
+    """Wait for the end of a child, and return its exit code, 128 + n for signal n."""
+    code = child.process.wait()
+    return code if code >= 0 else 128 - code
+
+
 def _take_over(device: Device) -> None:
     """End processes of former owners on a device; a failure is only reported, since a shell may help to repair it."""
     from farm.devices.connect import open_transport
     from farm.devices.execution.liveness import take_over
 
-    transport = open_transport(device)
-    try:
-        take_over(transport, "")
-    except DeviceError as error:
-        notice(str(error))
-    finally:
-        transport.close()
+    with contextlib.closing(open_transport(device)) as transport:
+        try:
+            take_over(transport, "")
+        except DeviceError as error:
+            notice(str(error))
 
 
 def purpose_of(command: str, words: Sequence[str]) -> str:
@@ -350,14 +363,9 @@ def refusal(words: Sequence[str]) -> str:
 
 def verb_of(words: Sequence[str]) -> str:
     """Return adb's command among its words, or the first option that selects a device; "" without either. Pure."""
-    return next(
-        (one for one in words if one not in _HARMLESS_OPTIONS and not one.startswith("wait-for-")), _last(words)
-    )
-
-
-def _last(words: Sequence[str]) -> str:
     # `adb wait-for-device` and `adb --version` are complete commands.
-    return words[-1].lstrip("-") if words else ""
+    last = words[-1].lstrip("-") if words else ""
+    return next((one for one in words if one not in _HARMLESS_OPTIONS and not one.startswith("wait-for-")), last)
 
 
 def adb_address(device: Device) -> AdbAddress:
@@ -462,8 +470,7 @@ def _show(held: Held, name: str) -> None:
         (f"scrcpy -s {name}", "Android Studio lists the device by itself"),
         (f"export ANDROID_SERIAL={name}", "for scripts that call adb; ExecuTorch's take --device"),
     ]
-    for line in columns(hints, indent="  "):
-        echo(line)
+    echo("\n".join(columns(hints, indent="  ")))
 
 
 @contextlib.contextmanager

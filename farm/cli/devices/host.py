@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import click
 
 from farm.base.errors import ConfigError, UnknownNameError, UsageError
 from farm.base.text import one_line
-from farm.cli.devices.hold import CommandWithWords, words_of
+from farm.cli.devices.hold import CommandWithWords, ctrl_c_left_to_child, exit_code_of, words_of
 from farm.cli.options import FILE, ListingGroup, configured, duration, is_json, json_option, yes_option
 from farm.cli.output import notice, require_consent, show
 from farm.report.terminal.layout import columns
@@ -157,13 +156,8 @@ def _run(words: Sequence[str]) -> int:
     from farm.base.processes import Supervisor
 
     # Ctrl-C is for the command: farm run finishes its jobs first.
-    before = signal.signal(signal.SIGINT, lambda *_: None)
-    try:
-        with Supervisor() as supervisor:
-            code = supervisor.spawn(words, name=one_line(words[0]), foreground=True).process.wait()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    return code if code >= 0 else 128 - code
+    with ctrl_c_left_to_child(), Supervisor() as supervisor:
+        return exit_code_of(supervisor.spawn(words, name=one_line(words[0]), foreground=True))
 
 
 def _way(rented: RentedHost) -> str:

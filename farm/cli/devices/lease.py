@@ -55,14 +55,13 @@ def lease_command(
     from farm.base.socs import reported_profile
     from farm.dispatch.pool.inventory import clock_time, reserve_device, reserved_for, resolve_device
 
+    from_ms = round(begin.timestamp() * 1000) if begin is not None else 0
     server = asked_server()
     if server is not None:
-        from_ms = round(begin.timestamp() * 1000) if begin is not None else 0
         done = server.act("lease", device=wanted, seconds=round(seconds), from_ms=from_ms)
         show({"id": done.device, "from_ms": from_ms, "until_ms": done.until_ms}, [done.done])
         return
     if begin is not None:
-        from_ms = round(begin.timestamp() * 1000)
         with opened() as (_, store):
             later, lease = reserve_device(store, wanted, store.user, seconds, from_ms)
             answer = {"id": later.id, "user": store.user, "from_ms": from_ms, "until_ms": lease.reserved_until_ms}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +59,7 @@ def up(
     folder: Path | None, socs: tuple[str, ...], count: int, fault_kinds: str, *, own_server: bool, **behaviour: Any
 ) -> None:
     """Start virtual devices, attach them to your adb server, and stay until Ctrl-C."""
+    from farm.base.interrupts import InterruptHandler
     from farm.base.processes import Supervisor
     from farm.base.socs import find_soc
     from farm.devices.adb.server import ordinary_server, start_adb_server
@@ -72,11 +72,7 @@ def up(
     for serial in (f"virtual-{name}-{number}" for name in names for number in range(count)):
         if is_running(place / serial):
             raise UsageError(f"{serial} runs already, in {place}: end it, or give another --folder")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # A signal that nohup ignores stays ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
-    with Supervisor() as supervisor:
+    with InterruptHandler(), Supervisor() as supervisor:
         server = start_adb_server(supervisor, place / "adb") if own_server else ordinary_server(start=True)
         _refuse_attached(server, names)
         attached: list[str] = []
@@ -91,7 +87,10 @@ def up(
         finally:
             supervisor.close()
             if not own_server:
-                _detach(server, attached)
+                # A server that has ended has no list of devices any more.
+                with contextlib.suppress(InfraError):
+                    for address in attached:
+                        server.query(f"host:disconnect:{address}")
 
 
 def _show(devices: Sequence[Device], place: Path, server: AdbServer, *, own_server: bool) -> None:
@@ -123,15 +122,6 @@ def _refuse_attached(server: AdbServer, socs: Sequence[str]) -> None:
                 f"{one.serial} is attached to the adb server on port {server.port} already: end it, or detach it with "
                 f"'adb disconnect {one.adb_name}', or start yours with --own-server"
             )
-
-
-def _detach(server: AdbServer, addresses: Sequence[str]) -> None:
-    for address in addresses:
-        try:
-            server.query(f"host:disconnect:{address}")
-        except InfraError:
-            # The server has ended, and its list of devices with it.
-            return
 
 
 @command.command("fault", short_help="Inject a fault into a virtual device.")
