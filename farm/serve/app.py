@@ -10,17 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from litestar import Litestar, MediaType, Request, Response, Router, get, post
+from litestar import Litestar, MediaType, Request, Response, Router, exceptions, get, post
 from litestar.concurrency import sync_to_thread
 from litestar.config.compression import CompressionConfig
 from litestar.enums import RequestEncodingType
-from litestar.exceptions import (
-    HTTPException,
-    NotAuthorizedException,
-    NotFoundException,
-    PermissionDeniedException,
-    ValidationException,
-)  # fmt: skip
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.params import Body, FromPath, PathParameter, QueryParameter
@@ -114,7 +107,7 @@ def create_app(config: Config, host: str, *, demo: bool = False) -> Litestar:
         before_send=[_add_headers],
         exception_handlers={
             FarmError: server.refuse,
-            HTTPException: server.refuse_http,
+            exceptions.HTTPException: server.refuse_http,
             RecursionError: server.refuse_body,
             UnicodeDecodeError: server.refuse_body,
             Exception: server.report_bug,
@@ -196,7 +189,7 @@ class _Server:
         def asset(name: FromPath[str]) -> Response[bytes]:
             content = self.renderer.assets.get(name)
             if content is None:
-                raise NotFoundException("no such file: reload the page")
+                raise exceptions.NotFoundException("no such file: reload the page")
             kind = _TYPES[name.rpartition(".")[2]]
             return Response(content, headers={"cache-control": _FOREVER}, media_type=kind)
 
@@ -227,10 +220,10 @@ class _Server:
         with self.stores.opened() as store:
             kind = store.browse.file_kind(sha256)
         if kind is None:
-            raise NotFoundException("no attempt has an artifact with this hash")
+            raise exceptions.NotFoundException("no attempt has an artifact with this hash")
         path = self._artifacts.find(sha256)
         if path is None:
-            raise NotFoundException("the artifact is not here: it was pruned, or is on another machine")
+            raise exceptions.NotFoundException("the artifact is not here: it was pruned, or is on another machine")
         name = "".join(c if c.isascii() and c.isalnum() else "-" for c in kind) or "artifact"
         return File(path, media_type="application/octet-stream", filename=f"{name}-{sha256[:12]}.bin")
 
@@ -251,7 +244,7 @@ class _Server:
             try:
                 asked = msgspec.convert(fields, action.asked, strict=False)
             except msgspec.ValidationError as error:
-                raise ValidationException(str(error)) from error
+                raise exceptions.ValidationException(str(error)) from error
             done = self._perform(request, action, asked)
             values = {"title": action.name, "done": done, "next": path}
             return self.renderer.html(request, "done.html.j2", 200, **values)
@@ -263,7 +256,9 @@ class _Server:
         """Perform an action and record it, also where it is refused."""
         user: User = request.scope["user"]
         if not user.name:
-            raise PermissionDeniedException("nothing can be changed without accounts: 'farm lab accounts' makes them")
+            raise exceptions.PermissionDeniedException(
+                "nothing can be changed without accounts: 'farm lab accounts' makes them"
+            )
         fields = msgspec.structs.asdict(asked)
         shown = {name: len(value) if isinstance(value, bytes) else value for name, value in fields.items()}
         facts = (user.name, action.name, msgspec.json.encode(shown).decode())
@@ -271,7 +266,7 @@ class _Server:
             if not user.may(action.role):
                 store.accounts.record(*facts, f"refused: needs the role {action.role}")
                 problem = f"{action.name} needs the role {action.role}, this account is {user.role}"
-                raise PermissionDeniedException(problem)
+                raise exceptions.PermissionDeniedException(problem)
             # An action that hangs, or whose server is killed, has this entry.
             begin_id, outcome = store.accounts.record(*facts), "done"
             try:
@@ -287,13 +282,13 @@ class _Server:
         status = next((number for kind, number in _STATUS_OF.items() if isinstance(error, kind)), 500)
         return self._error(request, status, str(error))
 
-    def refuse_http(self, request: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
+    def refuse_http(self, request: Request[Any, Any, Any], error: exceptions.HTTPException) -> Response[Any]:
         """Return the answer to an error of HTTP."""
-        if isinstance(error, NotAuthorizedException) and not wants_json(request):
+        if isinstance(error, exceptions.NotAuthorizedException) and not wants_json(request):
             path, asked = request.scope["path"], request.scope["query_string"].decode("latin-1")
             return Redirect(link("login", next=f"{path}?{asked}" if asked else path), status_code=303)
         problem = error.detail
-        if isinstance(error, ValidationException) and isinstance(error.extra, list):
+        if isinstance(error, exceptions.ValidationException) and isinstance(error.extra, list):
             problem = "; ".join(
                 f"{one.get('key', '').removeprefix(_ASKED)}: {one.get('message', '')}" for one in error.extra
             )
@@ -335,7 +330,7 @@ def _inline(path: str | PathLike[str]) -> Response[bytes]:
     text = content[:_MOST_TEXT].decode("utf-8", "replace")
     # The last character of a cut text may be damaged.
     if "\0" in text or "\N{REPLACEMENT CHARACTER}" in text[:-1]:
-        raise HTTPException(status_code=415, detail="the file is neither text nor an image: download it")
+        raise exceptions.HTTPException(status_code=415, detail="the file is neither text nor an image: download it")
     if len(content) > _MOST_TEXT:
         text += "\n[cut here: the download has all]"
     return Response(text.encode(), headers=_INLINE_HEADERS, media_type="text/plain")

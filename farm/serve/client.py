@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Query = TypeVar("Query", bound=msgspec.Struct)
 Found = TypeVar("Found", bound=Facts)
+Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class StoreReader:
@@ -116,22 +117,19 @@ class Server:
             for field in msgspec.structs.fields(page.query)
             if (value := getattr(query, field.name)) != field.default and field.name not in in_path
         }
-        facts: Found = self._decoded(self._ask("GET", self._api(path), params=asked), page.facts)
-        return facts
+        return cast("Found", self._decoded(self._ask("GET", self._api(path), params=asked), page.facts))
 
     def act(self, action: str, **asked: Any) -> Done:
         """Perform an action. Raises UsageError and InfraError with the answer of the server."""
         from farm.serve.actions import Done
 
-        done: Done = self._decoded(self._ask("POST", self._api(f"/actions/{action}"), json=asked), Done)
-        return done
+        return self._decoded(self._ask("POST", self._api(f"/actions/{action}"), json=asked), Done)
 
     def account(self) -> Account:
         """Return the account of the token; its name is empty on a server without accounts. Raises as `read`."""
         from farm.store.accounts import Account
 
-        found: Account = self._decoded(self._ask("GET", self._api("/me")), Account)
-        return found
+        return self._decoded(self._ask("GET", self._api("/me")), Account)
 
     def report(self, run_id: str) -> bytes:
         """Return the report of a run, in one page. Raises as `read`."""
@@ -151,7 +149,7 @@ class Server:
         """Return the address of the report of a run."""
         return f"{self._url}/runs/{quote(run_id, safe='')}/report"
 
-    def _decoded(self, content: bytes, kind: Any) -> Any:
+    def _decoded(self, content: bytes, kind: type[Answer]) -> Answer:
         try:
             return msgspec.json.decode(content, type=kind)
         except msgspec.DecodeError:

@@ -10,6 +10,7 @@ from farm.dispatch.pool.inventory import DeviceRow, remembered
 from farm.report.model import format as fmt
 from farm.report.model.status import progress_text
 from farm.serve.page import Facts
+from farm.store.queries.browse import Progress
 
 if TYPE_CHECKING:
     from farm.policy.situation import Lease
@@ -20,16 +21,9 @@ class ProgressQuery(msgspec.Struct, frozen=True):
     """Parameters of the progress: none."""
 
 
-class RunProgress(msgspec.Struct, frozen=True):
+class RunProgress(Progress, frozen=True):
     """Progress of a run, and its text."""
 
-    run_id: str
-    planned: int
-    skipped: int
-    counts: dict[str, int]
-    last_ms: int
-    finished_ms: int | None
-    exit_code: int | None
     done: int
     text: str
 
