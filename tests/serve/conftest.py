@@ -13,22 +13,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import made
 import pytest
 import uvicorn
+from made_runs import attempt_of, measured, record_run
 from sqlalchemy import text
 
 from farm.base.config.settings import Config, load_config
-from farm.devices.device import AdbAddress, Device, HealthEvent
+from farm.devices.device import Device, HealthEvent
 from farm.devices.facts import DeviceStatus
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.serve import actions
 from farm.serve.server import listen, settings
 from farm.store.artifacts import ArtifactStore
 from farm.store.leases.registry import Seen
-from farm.store.records import ArtifactRecord, NewAlert, Remark, RunRecord
+from farm.store.records import ArtifactRecord, NewAlert, Remark
 from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
-from farm.suites.suite import Case, InputSpec, Job, Target
+from farm.suites.suite import Job
 
 HOUR = 3_600_000
 EVIL = '<script>window.pwned=1</script><img src=x onerror="window.pwned=2">\'"&amp;\x1b[31m\u202e'
@@ -36,28 +38,14 @@ Start = Callable[..., contextlib.AbstractContextManager["Server"]]
 CASES = ("conv2d", "relu", "softmax", "cat")
 
 
-def make_job(case: str, soc: str = "SM8650") -> Job:
-    made = Case("quantized_ops", case, module="torch.nn:ReLU", inputs=(InputSpec(shape=(1, 3)),))
-    return Job(made, Target(soc, "htp", "8a8w"))
-
-
-def make_device(serial: str = "R5CX1", soc: str = "SM8650", name: str = "") -> Device:
-    return Device(
-        serial=serial, soc=soc, kind="hardware", build="qti/14", address=AdbAddress(5037), product="phone", name=name
+def attempt(job: Job, latency_ns: float, verdict: Verdict = Verdict.PASSED, **changes: Any) -> Attempt:
+    samples = (latency_ns, latency_ns * 1.001, latency_ns * 0.999)
+    numbers = (
+        Measurement("latency", "ns", Direction.LOWER, samples),
+        measured("pte_size", 14_000.0, "bytes", exact=True),
     )
-
-
-def attempt(job: Job, latency_ns: float, **changes: Any) -> Attempt:
-    facts: dict[str, Any] = {
-        "job_id": job.id, "verdict": Verdict.PASSED, "stage": Stage.DONE, "reason": "", "device": "R5CX1",
-        "started_ms": now_ms(), "seconds": 0.3, "bundle_key": "b" * 64,
-        "measurements": (
-            Measurement("latency", "ns", Direction.LOWER, (latency_ns, latency_ns * 1.001, latency_ns * 0.999)),
-            Measurement("pte_size", "bytes", Direction.LOWER, (14_000.0,), exact=True),
-        ),
-        **changes,
-    }  # fmt: skip
-    return Attempt(**facts)
+    facts = {"device": "R5CX1", "started_ms": now_ms(), "seconds": 0.3, "bundle_key": "b" * 64, **changes}
+    return attempt_of(job, verdict, measurements=numbers, **facts)
 
 
 @dataclass
@@ -70,21 +58,23 @@ class Filled:
     live: str = ""
     """Run without an end."""
     sha256: str = ""
-    jobs: tuple[Job, ...] = tuple(make_job(case, soc) for case in CASES for soc in ("SM8650", "SM8750"))
-    device: Device = field(default_factory=lambda: make_device(name="pixel-left"))
+    jobs: tuple[Job, ...] = tuple(
+        made.job(case, soc, suite="quantized_ops") for case in CASES for soc in ("SM8650", "SM8750")
+    )
+    device: Device = field(default_factory=lambda: made.device("R5CX1", name="pixel-left"))
 
     def record(self, job: Job, device: Device | None = None, artifacts: Sequence[ArtifactRecord] = ()) -> None:
         """Record an attempt of a job of the run that has no end."""
         device = device or self.device
-        made = attempt(job, 1e6, device=device.serial)
-        self.store.record_attempt(self.live, made, device, artifacts=artifacts)
+        done = attempt(job, 1e6, device=device.serial)
+        self.store.record_attempt(self.live, done, device, artifacts=artifacts)
 
 
 def fill(store: Store, artifacts: ArtifactStore) -> Filled:
     """Record four runs, of which the last three are nightly, a run without an end, and three devices."""
     filled = Filled(store)
     filled.sha256 = artifacts.put(b"an etdump")
-    sick, out = make_device("R5CX2"), make_device("R5CX3", "SM8750", "bench-8750")
+    sick, out = made.device("R5CX2"), made.device("R5CX3", "SM8750", name="bench-8750")
     status = DeviceStatus(False, 80, 31.5, 20 * 10**9, "b", 1e4, 0)
     store.devices.see([Seen(one, "device", status) for one in (filled.device, sick, out)])
     for number in range(6):
@@ -96,23 +86,21 @@ def fill(store: Store, artifacts: ArtifactStore) -> Filled:
     for number in range(4):
         began = now_ms() - (4 - number) * HOUR
         facts = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "hardware"}
-        record = RunRecord(
-            "farm run --suite quantized_ops", ("ada", "grace")[number % 2], "bench", facts, began,
-            "nightly" if number else "person",
+        run_id = record_run(
+            store, filled.jobs, (), command="farm run --suite quantized_ops", user=("ada", "grace")[number % 2],
+            fingerprint=facts, started_ms=began, priority="nightly" if number else "person", exit_code=None,
         )  # fmt: skip
-        run_id = store.begin_run(record)
-        store.plan_jobs(run_id, filled.jobs)
         for place, job in enumerate(filled.jobs):
             last = number == 3
             changes: dict[str, Any] = {"started_ms": began + place}
             if last and job.case.name == "softmax":
-                changes |= {"verdict": Verdict.FAILED, "stage": Stage.NUMERICS, "reason": f"sqnr 3 dB {EVIL}"}
+                changes |= {"verdict": Verdict.FAILED, "reason": f"sqnr 3 dB {EVIL}"}
             if last and job.case.name == "cat":
                 changes |= {"verdict": Verdict.INFRA, "stage": Stage.EXECUTE, "reason": "the device went offline"}
             slower = 1.3 if last and job.case.name == "conv2d" else 1 + number / 1e5
             kept = [ArtifactRecord(filled.sha256, 9, "etdump")] if last and place in (0, 4) else []
-            made = attempt(job, (place + 1) * 1e6 * slower, **changes)
-            store.record_attempt(run_id, made, filled.device, artifacts=kept)
+            done = attempt(job, (place + 1) * 1e6 * slower, **changes)
+            store.record_attempt(run_id, done, filled.device, artifacts=kept)
         store.finish_run(run_id, int(number == 3))
         filled.runs.append(run_id)
     with store._database.reading() as connection:
@@ -126,8 +114,8 @@ def fill(store: Store, artifacts: ArtifactStore) -> Filled:
     store.alerts.remark("alert:1", Remark("acknowledged", "ada", "grace", f"see #345 {EVIL}"))
     store.alerts.remark(f"job:{filled.jobs[4].id}", Remark("acknowledged", "ada", "grace", "a new toolchain"))
     facts = {"executorch": "1.5.1", "device_kind": "hardware"}
-    filled.live = store.begin_run(RunRecord("farm run", "ada", "bench", facts, now_ms() - 60_000))
-    store.plan_jobs(filled.live, filled.jobs)
+    begun = {"user": "ada", "fingerprint": facts, "started_ms": now_ms() - 60_000, "exit_code": None}
+    filled.live = record_run(store, filled.jobs, (), **begun)
     filled.record(filled.jobs[0])
     return filled
 

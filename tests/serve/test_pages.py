@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+import made
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,7 +26,7 @@ from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord
 from farm.store.store import open_store
 
-from .conftest import make_device, running
+from .conftest import running
 
 if TYPE_CHECKING:
     from conftest import Filled, Server, Start
@@ -302,7 +303,7 @@ def test_files_are_displayed_as_text_or_as_a_checked_image_or_not_at_all(
 
 
 def test_a_virtual_device_is_known_after_its_run(server: Server, filled: Filled) -> None:
-    virtual = msgspec.structs.replace(make_device("farm-virtual-1"), kind="virtual")
+    virtual = msgspec.structs.replace(made.device("farm-virtual-1"), kind="virtual")
     filled.record(filled.jobs[2], virtual)
     [row] = [row for row in server.json("/devices")["devices"] if row["id"] == virtual.serial]
     assert (row["state"], row["kind"], row["soc"]) == ("ended", "virtual", "SM8650")
