@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import click
-from click.shell_completion import (
-    BashComplete,
-    CompletionItem,
-    add_completion_class,
-    get_completion_class,
-    shell_complete,
-)
+from click import shell_completion
 
 from farm.cli.options import configured, is_given
 
@@ -57,7 +51,7 @@ _of_click = click.Parameter.shell_complete
 _OR_PATHS = ("--suite", "--toolchain", "--qnn")
 
 
-class _Bash(BashComplete):
+class _Bash(shell_completion.BashComplete):
     # click's template expands patterns such as ids of jobs, and prints errors of a `farm` that was removed.
     source_template = """\
 %(complete_func)s() {
@@ -87,22 +81,24 @@ def answer(cli: click.Command) -> int:
     with contextlib.suppress(BaseException):
         # Error messages would appear in the command line that the user types.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-        add_completion_class(_Bash)
+        shell_completion.add_completion_class(_Bash)
         click.Parameter.shell_complete = complete_parameter  # type: ignore[assignment, method-assign]
-        shell_complete(cli, {}, "farm", VARIABLE, os.environ[VARIABLE])
+        shell_completion.shell_complete(cli, {}, "farm", VARIABLE, os.environ[VARIABLE])
         sys.stdout.flush()
     return 0
 
 
 def script(cli: click.Command, shell: str) -> str:
     """Return the completion script of `farm` for a shell."""
-    add_completion_class(_Bash)
-    kind = get_completion_class(shell)
+    shell_completion.add_completion_class(_Bash)
+    kind = shell_completion.get_completion_class(shell)
     assert kind is not None  # noqa: S101 - one of SHELLS
     return kind(cli, {}, "farm", VARIABLE).source()
 
 
-def complete_parameter(param: click.Parameter, context: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+def complete_parameter(
+    param: click.Parameter, context: click.Context, incomplete: str
+) -> list[shell_completion.CompletionItem[Any]]:
     """Return the known values of an option or argument, else click's completions."""
     values = _OPTIONS.get(param.opts[-1])
     if isinstance(param, click.Argument):
@@ -111,14 +107,14 @@ def complete_parameter(param: click.Parameter, context: click.Context, incomplet
     if values is None:
         return _of_click(param, context, incomplete)
     if param.opts[-1] in _OR_PATHS and incomplete.startswith((".", "/", "~")):
-        return [CompletionItem(incomplete, type="file")]
+        return [shell_completion.CompletionItem(incomplete, type="file")]
     folded = incomplete.casefold()
     found: dict[str, None] = {}
     with contextlib.suppress(Exception):
         for value in values(_Asked(context, incomplete)):
             if _WORD.fullmatch(value) and value.casefold().startswith(folded):
                 found[value] = None
-    return [CompletionItem(value) for value in found]
+    return [shell_completion.CompletionItem(value) for value in found]
 
 
 class _Asked(NamedTuple):
@@ -203,9 +199,7 @@ def _labels(asked: _Asked) -> Iterable[str]:
 
 
 def _toolchains(asked: _Asked) -> Iterable[str]:
-    config = asked.config
-    yield from [*config.toolchains, "default"]
-    yield from _environments(asked)
+    return [*asked.config.toolchains, "default", *_environments(asked)]
 
 
 def _environments(asked: _Asked) -> Iterable[str]:
@@ -229,10 +223,6 @@ def _constant(module: str, name: str) -> Callable[[_Asked], Iterable[str]]:
     return lambda _asked: getattr(importlib.import_module(module), name)
 
 
-def _metrics(asked: _Asked) -> Iterable[str]:
-    return asked.stored("metrics")
-
-
 def _commands_beside(asked: _Asked) -> Iterable[str]:
     group = asked.context.parent
     if asked.is_later or group is None or not isinstance(group.command, click.Group):
@@ -250,7 +240,7 @@ _OPTIONS = {
     "--branch": _lines,
     "--backend": _constant("farm.base.backends.registry", "BACKENDS"),
     "--precision": _constant("farm.base.socs", "PRECISIONS"),
-    "--metric": _metrics,
+    "--metric": lambda asked: asked.stored("metrics"),
     "--target": _constant("farm.builds.runtime.native", "TARGETS"),
     **dict.fromkeys(("--run", "--resume", "--changed-since", "--good", "--bad", "--diff"), _runs),
 }

@@ -245,6 +245,11 @@ def with_numbers(arguments: Sequence[str]) -> list[str]:
     ]
 
 
+def metrics_option(text: str) -> Decorator:
+    """Return the repeatable option `--metric`, as `metrics`."""
+    return click.option("--metric", "metrics", metavar="METRIC", multiple=True, help=text)
+
+
 def soc_option(text: str) -> Decorator:
     """Return the option `--soc`."""
     return click.option("--soc", metavar="SOC", help=text)
@@ -262,13 +267,15 @@ def named(context: click.Context, option: click.Parameter, value: Any) -> Any:
     return value
 
 
-TOOLCHAIN_VALUES = "a [toolchain.NAME] of farm.toml, a path, or a version of ExecuTorch"
+_TOOLCHAINS = "a [toolchain.NAME] of farm.toml, a path, or a version of ExecuTorch"
+COMPILING_TOOLCHAIN = f"Toolchain that compiles: {_TOOLCHAINS}"
+"""Beginning of a help."""
 
 
 def toolchain_option(text: str = "Toolchain that compiles") -> Decorator:
     """Return the option `--toolchain`; `text` names its use."""
     return click.option(
-        "--toolchain", default="", callback=named, metavar="NAME|PATH|VERSION", help=f"{text}: {TOOLCHAIN_VALUES}."
+        "--toolchain", default="", callback=named, metavar="NAME|PATH|VERSION", help=f"{text}: {_TOOLCHAINS}."
     )
 
 

@@ -10,19 +10,7 @@ import msgspec
 
 from farm.base.backends.registry import DEFAULT_BACKEND, runs_on_cpu
 from farm.base.errors import FarmError, NoStoreError, UsageError
-from farm.builds.bundles.key import stub_of
-from farm.cli.options import (
-    FOLDER,
-    OUTPUT_FILE,
-    branch_option,
-    configured,
-    is_json,
-    json_option,
-    limit_option,
-    named,
-    soc_option,
-    toolchain_option,
-)
+from farm.cli import options as opt
 from farm.cli.output import as_called, echo, echo_coloured, opened, print_json, reading, show, width, write_file
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import STUBBED
@@ -37,7 +25,7 @@ if TYPE_CHECKING:
     from farm.report.model.sections import OriginSum
     from farm.report.terminal.profile import JobChanges
     from farm.store.artifacts import ArtifactStore
-    from farm.store.records import JobFile, JobView, ProfileRecord
+    from farm.store.records import ArtifactRecord, JobView, ProfileRecord
     from farm.suites.suite import Job, Target
 
 
@@ -47,9 +35,9 @@ if TYPE_CHECKING:
 @click.command("show")
 @click.argument("job")
 @click.option("--run", "ref", metavar="RUN", help="Result of this run, not the newest: latest, latest~1 or an id.")
-@click.option("--files", "folder", type=FOLDER, metavar="FOLDER",
+@click.option("--files", "folder", type=opt.FOLDER, metavar="FOLDER",
               help="Write the kept files here, such as inputs and outputs of failed attempts.")  # fmt: skip
-@json_option("Print the job in full as JSON.")
+@opt.json_option("Print the job in full as JSON.")
 def show_command(job: str, ref: str | None, folder: Path | None) -> None:
     """Show a job in full: attempts, logs with their tracebacks, numbers, files, commands to run it again.
 
@@ -88,31 +76,30 @@ def show_command(job: str, ref: str | None, folder: Path | None) -> None:
         raise UsageError(f"no file is kept of {found.id} in run {view.id}: {reason}")
     show(answer, job_lines(summary, item, files, places))
     if folder is not None and kept is not None:
-        _write(kept, files, folder)
+        for number in sorted({one.attempt for one in files}):
+            _write(kept, [one for one in files if one.attempt == number], folder / f"attempt-{number}")
 
 
-def _write(kept: ArtifactStore, files: Sequence[JobFile], folder: Path) -> None:
-    """Write the files of each attempt into a folder of its own, `attempt-1` and so on, below `folder`."""
+def _write(kept: ArtifactStore, files: Sequence[ArtifactRecord], folder: Path) -> None:
     from farm.store.transfer.runs import export
 
-    for number in sorted({one.attempt for one in files}):
-        for path in export(kept, [one for one in files if one.attempt == number], folder / f"attempt-{number}"):
-            echo(f"file: {path}", err=True)
+    for path in export(kept, files, folder):
+        echo(f"file: {path}", err=True)
 
 
 # `farm jobs bundle`: copies the bundle of a job into a folder.
 
 
 @click.command("bundle")
-@click.argument("job", callback=named)
-@click.option("--to", "folder", type=FOLDER, help="Folder for the bundle: a new or an empty one.")
-@click.option("--as-suite", "suite", type=FOLDER, metavar="FOLDER",
+@click.argument("job", callback=opt.named)
+@click.option("--to", "folder", type=opt.FOLDER, help="Folder for the bundle: a new or an empty one.")
+@click.option("--as-suite", "suite", type=opt.FOLDER, metavar="FOLDER",
               help="Make a suite of the bundles of all jobs that match JOB.")  # fmt: skip
 @click.option("--run", "ref", metavar="RUN", help="Bundle of this run: latest, latest~1 or an id.")
 @click.option("--compiled", is_flag=True,
               help="Bundle that JOB compiles to today, from the cache: of no run.")  # fmt: skip
-@toolchain_option()
-@json_option("Print the written files as JSON.")
+@opt.toolchain_option()
+@opt.json_option("Print the written files as JSON.")
 def bundle_command(
     job: str, folder: Path | None, suite: Path | None, ref: str | None, toolchain: str, *, compiled: bool
 ) -> None:
@@ -221,7 +208,7 @@ def _of_today(job: str, toolchain: str) -> tuple[Bundle, str, Target, list[str]]
     from farm.builds.toolchains.selection import prepare, use_toolchain
     from farm.dispatch.request.choose import named_job
 
-    config = use_toolchain(configured(), toolchain)
+    config = use_toolchain(opt.configured(), toolchain)
     chosen = named_job(config, job, "farm jobs bundle --compiled")
     cache = BundleCache(config.cache_dir)
     found = find_bundle_for(chosen, prepare(config), cache)
@@ -239,15 +226,15 @@ _LEAST_WIDTH, _MOST_WIDTH = 60, 100
 
 
 @click.command("coverage")
-@soc_option("SoC of the results; otherwise the only SoC with results.")
+@opt.soc_option("SoC of the results; otherwise the only SoC with results.")
 @click.option("--backend", metavar="BACKEND", default=DEFAULT_BACKEND, show_default=True, help="Backend with QNN.")
 @click.option("--suite", "suites", metavar="SUITE", multiple=True,
               help="Suite, repeatable; otherwise quantized_ops and fp_ops, or the suites of the runs.")  # fmt: skip
 @click.option("--run", "runs", metavar="RUN", multiple=True,
               help="Run, repeatable; otherwise the newest result of every job, of any run.")  # fmt: skip
-@branch_option()
-@click.option("--markdown", type=OUTPUT_FILE, help="Write a page with the table here.")
-@json_option("Print every cell as JSON instead of a table.")
+@opt.branch_option()
+@click.option("--markdown", type=opt.OUTPUT_FILE, help="Write a page with the table here.")
+@opt.json_option("Print every cell as JSON instead of a table.")
 def coverage_command(
     soc: str | None,
     backend: str,
@@ -269,7 +256,7 @@ def coverage_command(
         table, about = read_coverage(store, config.suite_folders, soc, backend, suites, runs, branch)
     if markdown is not None:
         write_file(markdown, coverage_markdown(table, about, as_called()))
-    if is_json():
+    if opt.is_json():
         print_json({"schema": 3, **_as_json(table, about)})
         return
     columns = max(_LEAST_WIDTH, min(_MOST_WIDTH, width()))
@@ -322,12 +309,12 @@ def _as_json(table: Coverage, about: Iterable[str]) -> Mapping[str, Any]:
               help="Sum the times by module of the model, or by line of its code.")  # fmt: skip
 @click.option("--depth", type=click.IntRange(min=1), metavar="N",
               help="With --by module: shorten modules to N names: layers.3 of layers.3.conv for 2.")  # fmt: skip
-@limit_option("Most rows of a table.")
-@click.option("--trace", type=OUTPUT_FILE, metavar="FILE",
+@opt.limit_option("Most rows of a table.")
+@click.option("--trace", type=opt.OUTPUT_FILE, metavar="FILE",
               help="Write a trace for ui.perfetto.dev or chrome://tracing.")  # fmt: skip
-@click.option("--files", "artifacts", type=FOLDER, metavar="FOLDER",
+@click.option("--files", "artifacts", type=opt.FOLDER, metavar="FOLDER",
               help="Write all files kept with the attempt, unchanged.")  # fmt: skip
-@json_option("Print every row as JSON instead of tables.")
+@opt.json_option("Print every row as JSON instead of tables.")
 def profile_command(
     job: str | None,
     run: str | None,
@@ -374,7 +361,11 @@ def profile_command(
     if trace:
         _write_trace(config, found[0], trace)
     if artifacts:
-        _write_artifacts(config, found[0], artifacts)
+        from farm.store.artifacts import open_artifacts
+
+        if not found[0].artifacts:
+            raise UsageError(f"{found[0].job_id}: no file is kept of its attempt in run {found[0].run_id}")
+        _write(open_artifacts(config), found[0].artifacts, artifacts)
 
 
 def _tables(record: ProfileRecord, sums: Sequence[OriginSum], by: str | None, limit: int) -> list[str]:
@@ -386,6 +377,8 @@ def _tables(record: ProfileRecord, sums: Sequence[OriginSum], by: str | None, li
 
 
 def _shown(record: ProfileRecord, tables: Sequence[str]) -> list[str]:
+    from farm.builds.bundles.key import stub_of
+
     started = fmt.local_time(record.time_ms)
     n = max((row.n for row in record.operators), default=0)
     counted = f", {fmt.plural(n, 'inference')}" if n else ""
@@ -452,13 +445,3 @@ def _write_trace(config: Config, record: ProfileRecord, path: Path) -> None:
         raise UsageError(f"{record.job_id}: its ETDump {error}") from None
     write_file(path, text.decode())
     echo(f"trace: {path}", err=True)
-
-
-def _write_artifacts(config: Config, record: ProfileRecord, folder: Path) -> None:
-    from farm.store.artifacts import open_artifacts
-    from farm.store.transfer.runs import export
-
-    if not record.artifacts:
-        raise UsageError(f"{record.job_id}: no file is kept of its attempt in run {record.run_id}")
-    for path in export(open_artifacts(config), record.artifacts, folder):
-        echo(f"file: {path}", err=True)

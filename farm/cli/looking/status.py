@@ -14,7 +14,7 @@ import click
 
 from farm.base.errors import UsageError
 from farm.base.text import one_line
-from farm.cli.options import branch_option, is_json, json_option, limit_option, soc_option
+from farm.cli.options import branch_option, is_json, json_option, limit_option, metrics_option, soc_option
 from farm.cli.output import acted, echo, notice, opened, print_json, reading, show, width
 from farm.report.model.format import plural
 from farm.report.terminal.layout import LEAST_WIDTH, fitted, titled, wrapped
@@ -147,8 +147,7 @@ _MOST_JOBS = 200
 @click.command("history")
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
-@click.option("--metric", "metrics", metavar="METRIC", multiple=True,
-              help="Metric to show, repeatable; otherwise the usual ones.")  # fmt: skip
+@metrics_option("Metric to show, repeatable; otherwise the usual ones.")
 @branch_option()
 @click.option("--local/--no-local", default=True, help="Include your local runs, with a mark.")
 @limit_option("Newest attempts of a job.")
@@ -205,7 +204,7 @@ def history_command(
 @click.command("baseline")
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
-@click.option("--metric", "metrics", metavar="METRIC", multiple=True, help="Only this metric; repeatable.")
+@metrics_option("Only this metric; repeatable.")
 @branch_option()
 @json_option("Print it as JSON.")
 def baseline_command(job: str, soc: str | None, metrics: tuple[str, ...], branch: str | None) -> None:
@@ -240,8 +239,7 @@ def _levels(found: Sequence[Level]) -> Iterator[str]:
 @click.command("accept")
 @click.argument("job")
 @soc_option("Only jobs for this SoC.")
-@click.option("--metric", "metrics", metavar="METRIC", multiple=True,
-              help="Only this metric, repeatable; needs no suspected regression.")  # fmt: skip
+@metrics_option("Only this metric, repeatable; needs no suspected regression.")
 @click.option("--run", "ref", metavar="RUN", help="Level of this run; otherwise of the newest run of each job.")
 @click.option("--note", required=True, metavar="TEXT", help="Reason why the level is right.")
 @branch_option()

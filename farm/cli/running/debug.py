@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from farm.builds.program.layers import LayerStep
-from farm.cli.options import (
-    OUTPUT_FILE,
-    configured,
-    json_option,
-    soc_option,
-    timeout_option,
-    toolchain_option,
-    virtual_option,
-)
+from farm.cli import options as opt
 from farm.cli.output import as_called, echo, show, write_file
 from farm.report.formats.layers_csv import layer_rows, layers_csv
 from farm.report.terminal.layout import WIDTH, columns, wrapped
@@ -37,23 +29,24 @@ _NAME = WIDTH - 2 * _FIGURES
 
 @click.command("debug")
 @click.argument("job")
-@soc_option("SoC, if JOB has no target and results on several.")
+@opt.soc_option("SoC, if JOB has no target and results on several.")
 @click.option("--precision", metavar="PRECISION", help="Precision, if JOB has no target and the case has several.")
 @click.option("--method", metavar="METHOD",
               help="Method of a case with several; otherwise the method that the case executes.")  # fmt: skip
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
-@virtual_option("Run on the HTP simulator only: no device, and no column for it.", one=True)
+@opt.virtual_option("Run on the HTP simulator only: no device, and no column for it.", one=True)
 @click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Number of the sample among the inputs of the case.")  # fmt: skip
-@timeout_option("Time limit of the job on one device.", 600.0)
+@opt.timeout_option("Time limit of the job on one device.", 600.0)
 @click.option("--comparator", "metrics", multiple=True, metavar="MODULE:CLASS[=THRESHOLD]",
               help="Comparator of yours that judges layers in place of farm's own limits; repeatable.")  # fmt: skip
 @click.option("--operators", is_flag=True,
               help="List layers with operators ahead of time and at run time, module and line as well.")  # fmt: skip
-@click.option("--csv-file", "csv_file", type=OUTPUT_FILE, help="Write the figures here too.")
-@click.option("--svg", "svg_file", type=OUTPUT_FILE, help="Write the graph, with layers coloured by error, here too.")
-@toolchain_option()
-@json_option("Print everything as JSON instead of a table.")
+@click.option("--csv-file", "csv_file", type=opt.OUTPUT_FILE, help="Write the figures here too.")
+@click.option("--svg", "svg_file", type=opt.OUTPUT_FILE,
+              help="Write the graph, with layers coloured by error, here too.")  # fmt: skip
+@opt.toolchain_option()
+@opt.json_option("Print everything as JSON instead of a table.")
 def command(
     job: str,
     metrics: tuple[str, ...],
@@ -89,7 +82,7 @@ def command(
     from farm.builds.toolchains.selection import use_toolchain
     from farm.replay.debug import DebugRequest, debug, job_to_debug
 
-    config = configured()
+    config = opt.configured()
     request = DebugRequest(
         job=job_to_debug(config, job, **target),
         virtual=virtual,

@@ -12,22 +12,7 @@ import msgspec
 
 from farm.base.errors import IllegalTargetError, UsageError
 from farm.base.text import one_line
-from farm.cli.options import (
-    FILE,
-    FOLDER,
-    configured,
-    executions,
-    given,
-    is_json,
-    json_option,
-    limit_option,
-    one_off_options,
-    purpose_options,
-    refuse_attached,
-    refuse_given,
-    together,
-    toolchain_option,
-)
+from farm.cli import options as opt
 from farm.cli.output import acted, as_called, echo, notice, opened, print_json, show, width
 from farm.devices.execution.raw import MOST_SECONDS
 from farm.dispatch.request.request import Profile
@@ -72,8 +57,7 @@ def text_lines(program: GeneratingProgram, outcome: GenerationOutcome, seconds: 
     if attempt is None:
         return ["interrupted"]
     by = f"prompts by {generation.prefill} at a time" if generation.prefill else "prompts token by token"
-    found = [program.job.id, f"  on {one.kind} device {attempt.device}"]
-    found += [f"  {attempt.verdict}: {attempt.reason}"] if attempt.reason else []
+    found = _head(program.job, one.kind, attempt)
     found += [f"  {generation.mode}: context {generation.context}, vocabulary {generation.vocabulary}, {by}"]
     host_time = "host time" if one.kind == "virtual" else ""
     # Later rounds repeat the prompts of the first round.
@@ -84,8 +68,7 @@ def text_lines(program: GeneratingProgram, outcome: GenerationOutcome, seconds: 
     facts = {} if seconds is None else {"seconds": str(seconds)}
     if figures := generation_of(attempt, facts):
         found += ["", *(f"  {line}" for line in generation_lines(figures, host_time))]
-    notes = [f"note: {note}" for note in attempt.notes]
-    return [*found, "", *notes, *([SIMULATED] if one.kind == "virtual" else []), f"report: {one.report}"]
+    return [*found, "", *(f"note: {note}" for note in attempt.notes), *_end(one)]
 
 
 def _ended(entry: Generated, generation: Generation) -> str:
@@ -193,12 +176,12 @@ def _state(_context: click.Context, _option: click.Parameter, values: tuple[str,
     return tuple(found)
 
 
-_program_options = together(
-    click.option("--program", type=FILE, metavar="FILE",
+_program_options = opt.together(
+    click.option("--program", type=opt.FILE, metavar="FILE",
                  help="Generate with ExecuTorch's own qnn_llama_runner, which you have built."),
-    click.option("--tokenizer", type=FILE, metavar="FILE",
+    click.option("--tokenizer", type=opt.FILE, metavar="FILE",
                  help="With --program: the tokenizer, which it always loads."),
-    click.option("--library", "libraries", type=FILE, multiple=True, metavar="FILE",
+    click.option("--library", "libraries", type=opt.FILE, multiple=True, metavar="FILE",
                  help="With --program: a library that it needs; repeatable."),
     click.option("--program-flag", "flags", multiple=True, metavar="NAME=VALUE",
                  help="With --program: another flag, as decoder_model_version=qwen3; repeatable."),
@@ -212,11 +195,11 @@ def _take_program(options: dict[str, Any]) -> LlamaProgram | None:
     """
     named = {name: options.pop(name) for name in ("program", "tokenizer", "libraries", "flags")}
     if named["program"] is None:
-        refuse_given("{} is for --program", "tokenizer", "libraries", "flags")
+        opt.refuse_given("{} is for --program", "tokenizer", "libraries", "flags")
         return None
     if named["tokenizer"] is None:
         raise UsageError("--program always loads a tokenizer: name it, with --tokenizer")
-    refuse_given("{} is for farm's own runner: leave it, or --program, out", *_FOR_OURS)
+    opt.refuse_given("{} is for farm's own runner: leave it, or --program, out", *_FOR_OURS)
     from farm.replay.one_off import LlamaProgram
 
     return LlamaProgram(**named)
@@ -224,19 +207,19 @@ def _take_program(options: dict[str, Any]) -> LlamaProgram | None:
 
 @click.command("exec")
 @click.argument("model", metavar="MODEL.pte|NET.py:CLASS")
-@click.argument("more", nargs=-1, type=FILE, metavar="")
-@click.option("--inputs", multiple=True, type=FILE, metavar="FILE...",
+@click.argument("more", nargs=-1, type=opt.FILE, metavar="")
+@click.option("--inputs", multiple=True, type=opt.FILE, metavar="FILE...",
               help="Inputs, .npy or raw, in the order of the program, for one inference after another.")  # fmt: skip
-@click.option("--input-list", type=FILE, metavar="FILE",
+@click.option("--input-list", type=opt.FILE, metavar="FILE",
               help="The same from a file: a line for each inference, with names of files beside it.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
               help="Seed of random inputs, used without files.")  # fmt: skip
-@click.option("--expect", multiple=True, type=FILE, metavar="FILE",
+@click.option("--expect", multiple=True, type=opt.FILE, metavar="FILE",
               help="Expected output, .npy or raw; compared, not judged. Repeatable.")  # fmt: skip
 @click.option("--method", metavar="METHOD", default="forward", show_default=True, help="Method of the program to run.")
 @click.option("--state", "state", multiple=True, metavar="OUTPUT:INPUT", callback=_state,
               help="Each inference takes this input from this output of the one before; repeatable.")  # fmt: skip
-@click.option("--prompt", type=FILE, metavar="FILE",
+@click.option("--prompt", type=opt.FILE, metavar="FILE",
               help="Generate text after these token ids, .npy or .json; of a static decoder.")  # fmt: skip
 @click.option("--new", type=click.IntRange(1, 1_000_000), metavar="N",
               help="With --prompt: most tokens generated after each prompt; 32 by default.")  # fmt: skip
@@ -244,7 +227,7 @@ def _take_program(options: dict[str, Any]) -> LlamaProgram | None:
               help="With --prompt: token that ends the generation; repeatable.")  # fmt: skip
 @click.option("--seconds", type=click.IntRange(1, MOST_SECONDS), metavar="S",
               help="With --prompt: generate for S seconds, to measure the loss of rate by heat.")  # fmt: skip
-@click.option("--output", type=FOLDER, metavar="FOLDER",
+@click.option("--output", type=opt.FOLDER, metavar="FOLDER",
               help="Save the outputs here, raw and .npy, and the profile if taken.")  # fmt: skip
 @click.option("--soc", "socs", multiple=True, metavar="SOC",
               help="SoC to run on, repeatable; otherwise the SoC that the program was compiled for.")  # fmt: skip
@@ -258,12 +241,12 @@ def _take_program(options: dict[str, Any]) -> LlamaProgram | None:
               help="Profiling level; detailed shows every node.")  # fmt: skip
 @click.option("--heap", is_flag=True,
               help="Measure the DSP's heap alone; each iteration, 1 by default, has a process of its own.")  # fmt: skip
-@limit_option("Most rows of a profile.")
+@opt.limit_option("Most rows of a profile.")
 @_program_options
-@one_off_options
-@purpose_options
-@toolchain_option("Toolchain whose runner and libraries execute it")
-@json_option("Print everything as JSON instead.")
+@opt.one_off_options
+@opt.purpose_options
+@opt.toolchain_option("Toolchain whose runner and libraries execute it")
+@opt.json_option("Print everything as JSON instead.")
 def exec_command(model: str, more: tuple[Path, ...], **options: Any) -> int:
     """Run one program on a device, and show its fit, outputs, latency and profile.
 
@@ -289,8 +272,8 @@ def exec_command(model: str, more: tuple[Path, ...], **options: Any) -> int:
     from farm.store.records import Purpose
 
     module, other, asked = find_module(model), _take_program(options), SimpleNamespace(**options)
-    refuse_attached(virtual=asked.virtual)
-    file: Any = Path(model) if module else FILE.convert(model, None, click.get_current_context())
+    opt.refuse_attached(virtual=asked.virtual)
+    file: Any = Path(model) if module else opt.FILE.convert(model, None, click.get_current_context())
     program = ReadyRequest(
         model=file,
         inputs=_input_files(asked.inputs, more, asked.input_list),
@@ -307,20 +290,20 @@ def exec_command(model: str, more: tuple[Path, ...], **options: Any) -> int:
         "command": as_called(),
         "name": asked.name,
         "purpose": Purpose(asked.purpose or Purpose.LOCAL),
-        **executions(asked.iterations, asked.warm_up),
+        **opt.executions(asked.iterations, asked.warm_up),
     }
     if asked.heap:
-        refuse_given("--heap is for programs that take tensors: leave {} out", "prompt")
-        refuse_given("--heap times nothing: leave {} out", "warm_up", "profile")
+        opt.refuse_given("--heap is for programs that take tensors: leave {} out", "prompt")
+        opt.refuse_given("--heap times nothing: leave {} out", "warm_up", "profile")
     if len(asked.socs) > 1:
-        refuse_given("{} is for one --soc", "device", "output", "prompt")
+        opt.refuse_given("{} is for one --soc", "device", "output", "prompt")
     if module is None:
-        refuse_given("{} is for a module, as net.py:Net: a .pte is compiled already", "precision")
+        opt.refuse_given("{} is for a module, as net.py:Net: a .pte is compiled already", "precision")
     else:
-        refuse_given("{} is for a .pte file", "prompt", "state")
+        opt.refuse_given("{} is for a .pte file", "prompt", "state")
     if asked.prompt is not None:
         return _generate(asked, program, other, request)
-    refuse_given("{} is for generated text: it needs --prompt", "program", "new", "stop", "seconds")
+    opt.refuse_given("{} is for generated text: it needs --prompt", "program", "new", "stop", "seconds")
     return _execute(asked, program, module, request)
 
 
@@ -332,7 +315,7 @@ def _generate(
     from farm.replay.exec_plan import plan_generation, run_generation
     from farm.replay.one_off import OneOffRequest, job_of
 
-    foreign = given(*_FOR_TENSORS) or (["an input"] if program.inputs else [])
+    foreign = opt.given(*_FOR_TENSORS) or (["an input"] if program.inputs else [])
     if foreign:
         raise UsageError(f"{foreign[0]} is for a program of tensors: leave it, or --prompt, out")
     if program.profile in (Profile.BASIC, Profile.DETAILED):
@@ -345,7 +328,8 @@ def _generate(
     with opened() as (config, store):
         generated = run_generation(use_toolchain(config, asked.toolchain), store, text, one, asked.output)
     show(text_data(text, generated), text_lines(text, generated, asked.seconds))
-    return _saved(asked.output, generated.one.exit_code, there=bool(generated.generated))
+    _show_folder(asked.output if generated.generated else None)
+    return generated.one.exit_code
 
 
 def _execute(asked: SimpleNamespace, program: ReadyRequest, module: NamedModule | None, request: dict[str, Any]) -> int:
@@ -357,7 +341,7 @@ def _execute(asked: SimpleNamespace, program: ReadyRequest, module: NamedModule 
     from farm.replay.ready_program import run_ready
     from farm.store.store import open_store
 
-    config = use_toolchain(configured(), asked.toolchain)
+    config = use_toolchain(opt.configured(), asked.toolchain)
     if asked.heap and program.virtual:
         require_dsp(config)
     programs = plan_programs(config, program, asked.socs, module, asked.precision)
@@ -373,18 +357,19 @@ def _execute(asked: SimpleNamespace, program: ReadyRequest, module: NamedModule 
             outcome = run_ready(config, store, one.ready, OneOffRequest(job=one.ready.job, **request), asked.output)
             answers.append({**_exec_data(one.ready, outcome), "fit": one.fit})
             exit_codes.append(outcome.one.exit_code)
-            if not is_json():
+            if not opt.is_json():
                 show({}, _exec_lines(one.ready, outcome, asked.limit))
-    if is_json():
+    if opt.is_json():
         print_json(answers[0] if len(answers) == 1 else {"programs": answers})
-    return _saved(asked.output, max(exit_codes), there=bool(outcome.outputs))
+    _show_folder(asked.output if outcome.outputs else None)
+    return max(exit_codes)
 
 
 def _show_fit(programs: Sequence[PlannedProgram]) -> None:
     """Print the fit of each program. Raises IllegalTargetError for a program that no device can run."""
     from farm.replay.properties import Level
 
-    if not is_json():
+    if not opt.is_json():
         for one in programs:
             rows = [[str(fit.level), str(fit.name), one_line(fit.line)] for fit in one.fit]
             echo("\n".join([one.ready.job.id, *columns(rows, indent="  "), ""]))
@@ -394,10 +379,9 @@ def _show_fit(programs: Sequence[PlannedProgram]) -> None:
                 raise IllegalTargetError(f"{one.ready.path.name}: {fit.name}: {fit.line}")
 
 
-def _saved(folder: Path | None, exit_code: int, *, there: bool) -> int:
-    if folder is not None and there:
+def _show_folder(folder: Path | None) -> None:
+    if folder is not None:
         echo(f"outputs: {folder}", err=True)
-    return exit_code
 
 
 def _input_files(inputs: tuple[Path, ...], more: tuple[Path, ...], input_list: Path | None) -> tuple[Path, ...]:
@@ -416,9 +400,7 @@ def _exec_lines(ready: ReadyProgram, outcome: ReadyOutcome, limit: int) -> list[
     attempt = outcome.one.attempt
     if attempt is None:
         return ["interrupted"]
-    lines = [ready.job.id, f"  on {outcome.one.kind} device {attempt.device}"]
-    lines += [f"  {attempt.verdict}: {attempt.reason}"] if attempt.reason else []
-    lines += ["", *(
+    lines = [*_head(ready.job, outcome.one.kind, attempt), "", *(
         f"  input {index}   {tensor.dtype.name}{list(tensor.shape)}  {source}"
         for index, (tensor, source) in enumerate(zip(ready.samples[0], ready.sources, strict=True))
     )]  # fmt: skip
@@ -430,11 +412,16 @@ def _exec_lines(ready: ReadyProgram, outcome: ReadyOutcome, limit: int) -> list[
         from farm.report.terminal.profile import profile_lines
 
         lines += ["", *profile_lines(attempt.operators, limit, width())]
-    return [*lines, "", *(f"note: {note}" for note in attempt.notes), *_end(outcome.one.kind, outcome.one.report)]
+    return [*lines, "", *(f"note: {note}" for note in attempt.notes), *_end(outcome.one)]
 
 
-def _end(kind: str, report: Path) -> list[str]:
-    return [*([SIMULATED] if kind == "virtual" else []), f"report: {report}"]
+def _head(job: Job, kind: str, attempt: Attempt) -> list[str]:
+    reason = [f"  {attempt.verdict}: {attempt.reason}"] if attempt.reason else []
+    return [job.id, f"  on {kind} device {attempt.device}", *reason]
+
+
+def _end(one: OneOffOutcome) -> list[str]:
+    return [*([SIMULATED] if one.kind == "virtual" else []), f"report: {one.report}"]
 
 
 def _output_lines(one: OutputFigures, *, several: bool) -> list[str]:
@@ -481,12 +468,12 @@ def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
 @click.option("--run", "ref", metavar="RUN", help="Result of this run: latest, latest~1 or an id.")
 @click.option("--device", metavar="NAME", default="",
               help="Run it on this device: name, serial, id, or 'same' for the device of the past result.")  # fmt: skip
-@click.option("--script", type=FOLDER, metavar="FOLDER",
+@click.option("--script", type=opt.FOLDER, metavar="FOLDER",
               help="Run nothing: write the bundle to FOLDER, with a shell script that needs only adb.")  # fmt: skip
 @_program_options
-@one_off_options
-@toolchain_option("Toolchain whose runner and libraries execute it")
-@json_option("Print both results as JSON instead of a table.")
+@opt.one_off_options
+@opt.toolchain_option("Toolchain whose runner and libraries execute it")
+@opt.json_option("Print both results as JSON instead of a table.")
 def rerun_command(job: str, ref: str | None, device: str, script: Path | None, **options: Any) -> int:
     """Run a past result of JOB again, from its exact bundle, and show both side by side.
 
@@ -504,12 +491,12 @@ def rerun_command(job: str, ref: str | None, device: str, script: Path | None, *
     from farm.replay.stored_result import find_stored_result
 
     other, virtual, toolchain = _take_program(options), bool(options["virtual"]), options["toolchain"]
-    refuse_attached(virtual=virtual)
-    if script is not None and (device or is_json()):
+    opt.refuse_attached(virtual=virtual)
+    if script is not None and (device or opt.is_json()):
         raise UsageError("--script runs nothing: leave --device and --json out")
     if acted("rerun", job=job, run=ref or "", virtual=virtual, taken=("ref",)):
         return 0
-    asked = executions(options["iterations"], options["warm_up"])
+    asked = opt.executions(options["iterations"], options["warm_up"])
     asked |= {"virtual": virtual, "timeout_s": options["timeout_s"]}
     if other is not None:
         asked |= _ONCE
@@ -517,13 +504,13 @@ def rerun_command(job: str, ref: str | None, device: str, script: Path | None, *
         past = find_stored_result(store, job, ref)
         notice(past.description)
         if past.is_heap and other is None and script is None:
-            refuse_given(f"run {past.run.id} measured the DSP's heap: leave {{}} out", "warm_up")
+            opt.refuse_given(f"run {past.run.id} measured the DSP's heap: leave {{}} out", "warm_up")
         selected = config_to_run_again(config, past.run, toolchain)
         if script is not None:
             from farm.replay.repro import write_script
 
             del asked["reducible"]
-            asked["named"] = given("iterations", "warm_up", "timeout_s")
+            asked["named"] = opt.given("iterations", "warm_up", "timeout_s")
             echo("\n".join(write_script(selected, past, script, **asked)))
             return 0
         outcome = repro(selected, store, past, device=device, command=as_called(), program=other, **asked)
@@ -551,13 +538,10 @@ def _repro_lines(outcome: ReproOutcome) -> list[str]:
     ]
     other = [f"now as {now.attempt.job_id}"] if now.attempt.job_id != past.view.id else []
     lines = [past.view.id, *other, f"the same bundle, {then.bundle_key[:12]}", "", *columns(rows, right=(1, 2))]
-    lines += ["", f"outputs: {outcome.outputs}", *_reason("then", then), *_reason("now", now.attempt)]
+    lines += ["", f"outputs: {outcome.outputs}"]
+    lines += [f"{when}: {one.reason}" for when, one in (("then", then), ("now", now.attempt)) if one.reason]
     lines += [f"differs: {fact_line(name, *values)}" for name, values in outcome.differences.items()]
-    return [*lines, *_end(now.kind, now.report)]
-
-
-def _reason(when: str, attempt: Attempt) -> list[str]:
-    return [f"{when}: {attempt.reason}"] if attempt.reason else []
+    return [*lines, *_end(now)]
 
 
 def _figure(value: float | None, unit: str) -> str:

@@ -12,23 +12,7 @@ import click
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND
 from farm.base.errors import FIRST_RUN, ExitCode, MissingToolError, UsageError
 from farm.base.text import one_line
-from farm.cli.options import (
-    ATTACHED,
-    FOLDER,
-    OUTPUT_FILE,
-    devices_options,
-    duration,
-    interleaved_options,
-    is_json,
-    json_option,
-    limit_option,
-    named,
-    pull_request_option,
-    refuse_attached,
-    refuse_given,
-    soc_option,
-    toolchain_option,
-)
+from farm.cli import options as opt
 from farm.cli.output import as_called, echo, opened, show, width, write_file
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns, wrapped
@@ -40,7 +24,6 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.builds.toolchains.worktrees import Commit
     from farm.numbers.compare.commit_bisect import BisectOutcome as CommitOutcome
-    from farm.numbers.compare.compare import CompareOutcome
     from farm.numbers.regressions.confirm_run import RunFindings
     from farm.numbers.regressions.paired_test import Compared, Probe
     from farm.numbers.regressions.stored_pairs import BisectOutcome, ConfirmOutcome, PairsRequest
@@ -58,15 +41,15 @@ _SAME = ("suites", "backend", "precisions", "options", "keyword", "virtual", "mo
 
 
 @click.command("compare")
-@click.option("--toolchain", "toolchains", multiple=True, callback=named, metavar="NAME|PATH|VERSION",
+@click.option("--toolchain", "toolchains", multiple=True, callback=opt.named, metavar="NAME|PATH|VERSION",
               help="Once for both sides, twice for A and B; otherwise the default.")  # fmt: skip
-@click.option("--qnn", multiple=True, callback=named, metavar="VERSION|PATH",
+@click.option("--qnn", multiple=True, callback=opt.named, metavar="VERSION|PATH",
               help="QNN SDK: once for both sides, twice for A and B.")  # fmt: skip
 @click.option("--options", "side_options", multiple=True, metavar="'NAME=VALUE ...'",
               help="Backend options of a side, may be empty: twice for A and B.")  # fmt: skip
-@click.option("--checkout", default="", callback=named, metavar="FOLDER",
+@click.option("--checkout", default="", callback=opt.named, metavar="FOLDER",
               help="B is this source tree of ExecuTorch in its present state ...")  # fmt: skip
-@click.option("--base", default="", callback=named, metavar="COMMIT",
+@click.option("--base", default="", callback=opt.named, metavar="COMMIT",
               help="... and A is this commit of it, in a separate worktree.")  # fmt: skip
 @click.option("--soc", "socs", metavar="SOC", multiple=True,
               help="SoC to compile for and run on; repeatable.  [default: SM8650]")  # fmt: skip
@@ -77,14 +60,14 @@ _SAME = ("suites", "backend", "precisions", "options", "keyword", "virtual", "mo
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
               help="Backend option of both sides; repeatable, as in farm run.")  # fmt: skip
 @click.option("-k", "keyword", default="", metavar="EXPRESSION", help="Only jobs whose name matches, as in pytest.")
-@devices_options
+@opt.devices_options
 @click.option("--pairs", type=click.IntRange(10, 1000), default=10, show_default=True, metavar="N",
               help="Least number of pairs; more for many jobs.")  # fmt: skip
 @click.option("--programs-only", is_flag=True, help="Compile and compare programs; run nothing, need no device.")
-@click.option("--html", type=OUTPUT_FILE, help="Write the page here as well.")
-@pull_request_option()
-@limit_option("Jobs of a kind that are listed.")
-@json_option("Print everything as JSON instead of a summary.")
+@click.option("--html", type=opt.OUTPUT_FILE, help="Write the page here as well.")
+@opt.pull_request_option()
+@opt.limit_option("Jobs of a kind that are listed.")
+@opt.json_option("Print everything as JSON instead of a summary.")
 def compare_command(*, html: Path | None, limit: int, programs_only: bool, **given: Any) -> int:
     """Compare two toolchains, SDKs or option sets: is B worse than A?
 
@@ -109,15 +92,17 @@ def compare_command(*, html: Path | None, limit: int, programs_only: bool, **giv
     """
     from farm.cli.output import find_pull_request, post_review
     from farm.dispatch.pool.fleet import Choice
-    from farm.numbers.compare.compare import compare_sides
+    from farm.numbers.compare.compare import PAGE_FILE, compare_sides
     from farm.numbers.compare.sides import ComparisonRequest, sides_of
-    from farm.report.formats.review import compare_review
+    from farm.report.formats.github import add_summary
+    from farm.report.formats.review import compare_commands, compare_data, compare_markdown, compare_review
+    from farm.report.terminal.compare import compare_lines
 
     if not given["suites"]:
         raise UsageError("--suite must be given; 'farm suites' lists the suites")
-    refuse_attached(virtual=given["virtual"])
+    opt.refuse_attached(virtual=given["virtual"])
     if programs_only:
-        refuse_given("{} is for execution: leave it, or --programs-only, out", *ATTACHED)
+        opt.refuse_given("{} is for execution: leave it, or --programs-only, out", *opt.ATTACHED)
     request = ComparisonRequest(
         sides=sides_of(given["toolchains"], given["qnn"], given["side_options"], given["checkout"], given["base"]),
         socs=given["socs"] or ("SM8650",),
@@ -129,24 +114,14 @@ def compare_command(*, html: Path | None, limit: int, programs_only: bool, **giv
     pull = find_pull_request(given["pull_request"])
     with opened() as (config, store):
         outcome = compare_sides(config, store, request)
-    _deliver(outcome, html=html, limit=limit)
-    post_review(pull, lambda: compare_review(outcome.report))
-    return outcome.exit_code
-
-
-def _deliver(outcome: CompareOutcome, *, html: Path | None, limit: int) -> None:
-    """Print the comparison, write the page if asked, and the summary of a GitHub step. Raises UsageError."""
-    from farm.numbers.compare.compare import PAGE_FILE
-    from farm.report.formats.github import add_summary
-    from farm.report.formats.review import compare_commands, compare_data, compare_markdown
-    from farm.report.terminal.compare import compare_lines
-
     report, page = outcome.report, outcome.folder / PAGE_FILE
     if html is not None:
         write_file(html, page.read_text(encoding="utf-8"))
     add_summary(lambda: compare_markdown(report))
     lines = [*compare_lines(report, limit, width()), *compare_commands(report), f"page: {html or page}"]
     show(compare_data(report), lines)
+    post_review(pull, lambda: compare_review(report))
+    return outcome.exit_code
 
 
 # `farm perf confirm`: old and new bundle in turns on one device.
@@ -156,22 +131,18 @@ def _deliver(outcome: CompareOutcome, *, html: Path | None, limit: int) -> None:
 @click.argument("job", required=False)
 @click.option("--run", "run_ref", metavar="RUN",
               help="Without JOB: all suspected regressions of this run; otherwise as farm status.")  # fmt: skip
-@click.option("--budget", "budget_s", metavar="TIME", callback=duration,
+@click.option("--budget", "budget_s", metavar="TIME", callback=opt.duration,
               help="Without JOB: time limit, such as 30m; the least probable first. Otherwise as long as "
               "suspected changes take, and 10m for other new programs.")  # fmt: skip
 @click.option("--good", metavar="RUN",
               help="Run before the change; otherwise the newest earlier run with another bundle.")  # fmt: skip
 @click.option("--bad", metavar="RUN", help="Run after the change; otherwise the newest run with a result.")
-@click.option(
-    "--metric",
-    "metrics",
-    metavar="METRIC",
-    multiple=True,
-    help="Metric to measure, repeatable; otherwise htp_cycles, or latency without them; of text prefill_rate, too.",
+@opt.metrics_option(
+    "Metric to measure, repeatable; otherwise htp_cycles, or latency without them; of text prefill_rate, too."
 )
-@interleaved_options
-@toolchain_option()
-@json_option("Print everything, with all samples, as JSON.")
+@opt.interleaved_options
+@opt.toolchain_option()
+@opt.json_option("Print everything, with all samples, as JSON.")
 def confirm_command(
     job: str | None,
     run_ref: str | None,
@@ -198,10 +169,10 @@ def confirm_command(
     Exit codes: 0 nothing confirmed; 2 usage; 3 it got worse; 4 no device or
     infrastructure; 7 no result, or a bundle is gone; 130 interrupted.
     """
-    refuse_attached(virtual=bench["virtual"])
+    opt.refuse_attached(virtual=bench["virtual"])
     request = pairs_request(bench)
     if job is None:
-        refuse_given("{0} is for one JOB: name it, or leave {0} out", "good", "bad", "metrics")
+        opt.refuse_given("{0} is for one JOB: name it, or leave {0} out", "good", "bad", "metrics")
         return _confirm_run(run_ref, request, budget_s, toolchain)
     if run_ref is not None or budget_s is not None:
         raise UsageError("--run and --budget are for all suspected changes: leave JOB out, or use --bad RUN")
@@ -296,19 +267,17 @@ def _confirm_lines(outcome: ConfirmOutcome) -> Iterator[str]:
 
 def compared_table(compared: Sequence[Compared]) -> list[str]:
     """Return a table of the interleaved measurements, a row per metric."""
-    rows: list[Sequence[str]] = [("metric", "good", "new", "change", "p", "answer")]
-    for one in compared:
-        result = one.confirmation
-        rows.append(
-            (
-                one_line(one.series.metric)[:20],
-                *(_median([pair[side] for pair in one.pairs], one.series.unit) for side in (0, 1)),
-                change_interval(one.series.scale, result),
-                f"{result.p_value:.2g}" if result.pairs else fmt.NOTHING,
-                str(result.answer),
-            )
+    rows = [
+        (
+            one_line(one.series.metric)[:20],
+            *(_median([pair[side] for pair in one.pairs], one.series.unit) for side in (0, 1)),
+            change_interval(one.series.scale, one.confirmation),
+            f"{one.confirmation.p_value:.2g}" if one.confirmation.pairs else fmt.NOTHING,
+            str(one.confirmation.answer),
         )
-    return columns(rows)
+        for one in compared
+    ]
+    return columns([("metric", "good", "new", "change", "p", "answer"), *rows])
 
 
 def _median(turns: Sequence[Sequence[float]], unit: str) -> str:
@@ -396,12 +365,12 @@ _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
 @click.option("--good", metavar="RUN", help="Run before the job got worse: an id, or latest~20.")
 @click.option("--bad", metavar="RUN", help="Run after the job got worse: an id, or latest.")
 @click.option("--commits", metavar="GOOD..BAD", default="", help="Search commits of a checkout, not runs.")
-@click.option("--checkout", type=FOLDER, help="Source tree of ExecuTorch; otherwise the checkout of --toolchain.")
-@click.option("--toolchain", default="", callback=named, metavar="NAME",
+@click.option("--checkout", type=opt.FOLDER, help="Source tree of ExecuTorch; otherwise the checkout of --toolchain.")
+@click.option("--toolchain", default="", callback=opt.named, metavar="NAME",
               help="Toolchain of farm.toml with the checkout; otherwise found by the checkout.")  # fmt: skip
 @click.option("--build-command", "build", default="", metavar="COMMAND",
               help="Command that builds native parts changed by a commit; otherwise build in farm.toml.")  # fmt: skip
-@soc_option("SoC, if JOB has no target and results on several.")
+@opt.soc_option("SoC, if JOB has no target and results on several.")
 @click.option("--precision", metavar="PRECISION", help="Precision, if JOB has no target and the case has several.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="Backend option; repeatable.")
 @click.option(
@@ -410,9 +379,9 @@ _WORDS = {"confirmed": "bad", "refuted": "good", "unknown": "unknown"}
     default="",
     help="Metric to follow; otherwise htp_cycles, or latency; with --commits the difference at BAD.",
 )
-@click.option("--markdown", type=OUTPUT_FILE, help="With --commits: write the evidence here too.")
-@interleaved_options
-@json_option("Print everything, with all samples, as JSON.")
+@click.option("--markdown", type=opt.OUTPUT_FILE, help="With --commits: write the evidence here too.")
+@opt.interleaved_options
+@opt.json_option("Print everything, with all samples, as JSON.")
 def bisect_command(job: str, **options: Any) -> int:
     """Find the run, or the commit, since which JOB is worse.
 
@@ -437,16 +406,16 @@ def bisect_command(job: str, **options: Any) -> int:
     infrastructure; 7 no result, or a bundle of the ends is gone;
     130 interrupted.
     """
-    refuse_attached(virtual=options["virtual"])
+    opt.refuse_attached(virtual=options["virtual"])
     if options["commits"]:
-        refuse_given("{} is for runs: leave it or --commits out", "good", "bad", "inferences")
+        opt.refuse_given("{} is for runs: leave it or --commits out", "good", "bad", "inferences")
         return _bisect_commits(job, options)
     return _bisect_runs(job, options)
 
 
 def _bisect_runs(job: str, options: dict[str, Any]) -> int:
     of_commits = ("checkout", "toolchain", "build", "soc", "precision", "options", "markdown")
-    refuse_given("{} is for --commits GOOD..BAD: leave it out", *of_commits)
+    opt.refuse_given("{} is for --commits GOOD..BAD: leave it out", *of_commits)
     if not (options["good"] and options["bad"]):
         raise UsageError("name two runs with --good and --bad, or commits of a checkout with --commits GOOD..BAD")
     from farm.dispatch.request.records import config_to_run_again
@@ -456,7 +425,7 @@ def _bisect_runs(job: str, options: dict[str, Any]) -> int:
 
     def show_probe(result: StoredResult, probe: Probe) -> None:
         line = f"{result.run.id}  {_WORDS[probe.answer]}: {probe.reason}"
-        echo("\n".join(wrapped(line)), err=is_json())
+        echo("\n".join(wrapped(line)), err=opt.is_json())
 
     with opened(existing=True) as (config, store):
         old, new = find_ends(store, job, options["good"], options["bad"])
@@ -520,20 +489,19 @@ def _bisect_data(outcome: BisectOutcome) -> dict[str, object]:
 def _bisect_commits(name: str, options: dict[str, Any]) -> int:
     """Search, show the outcome, and return the exit code. Raises UsageError, NoDeviceError, InfraError."""
     from farm.dispatch.pool.fleet import Choice
-    from farm.numbers.compare.commit_bisect import (
-        bisect_commits,
-        bisected_toolchain,
-        commits_of,
-        comparing,
-        search_folder,
-    )
+    from farm.numbers.compare import commit_bisect
     from farm.numbers.compare.sides import ComparisonRequest, SideRequest
 
-    build = _words(options["build"])
+    try:
+        build = tuple(shlex.split(options["build"]))
+    except ValueError as error:
+        raise UsageError(f"--build-command {options['build']!r}: {error}") from None
     with opened() as (opened_config, store):
         job = _job(opened_config, name, options)
-        config, checkout = bisected_toolchain(opened_config, options["checkout"], options["toolchain"], build)
-        commits = commits_of(checkout, options["commits"])
+        config, checkout = commit_bisect.bisected_toolchain(
+            opened_config, options["checkout"], options["toolchain"], build
+        )
+        commits = commit_bisect.commits_of(checkout, options["commits"])
         request = ComparisonRequest(
             sides=(SideRequest(), SideRequest()),
             socs=(job.target.soc,),
@@ -545,9 +513,9 @@ def _bisect_commits(name: str, options: dict[str, Any]) -> int:
             pairs=options["pairs"],
             command=as_called(),
         )
-        folder = search_folder(config, commits, request, options["metric"])
-        compare = comparing(config, store, request, checkout)
-        outcome = bisect_commits(checkout, commits, folder, compare, options["metric"])
+        folder = commit_bisect.search_folder(config, commits, request, options["metric"])
+        compare = commit_bisect.comparing(config, store, request, checkout)
+        outcome = commit_bisect.bisect_commits(checkout, commits, folder, compare, options["metric"])
     if options["markdown"] is not None:
         write_file(options["markdown"], _commit_markdown(outcome))
     show(_commit_data(outcome), _commit_lines(outcome))
@@ -562,13 +530,6 @@ def _job(config: Config, text: str, options: dict[str, Any]) -> Job:
     if job.case.pte:
         raise UsageError(f"{text} is a .pte file that was compiled elsewhere: no commit changes it")
     return job
-
-
-def _words(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise UsageError(f"--build-command {text!r}: {error}") from None
 
 
 def _commit_lines(outcome: CommitOutcome) -> Iterator[str]:

@@ -9,18 +9,7 @@ import click
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND
 from farm.base.errors import UsageError
-from farm.cli.options import (
-    OUTPUT_FILE,
-    configured,
-    devices_options,
-    is_json,
-    json_option,
-    purpose_options,
-    refuse_attached,
-    refuse_given,
-    require_separator,
-    toolchain_option,
-)
+from farm.cli import options as opt
 from farm.cli.output import as_called, deliver, notice
 
 if TYPE_CHECKING:
@@ -32,11 +21,11 @@ if TYPE_CHECKING:
               help="SoC of the devices; otherwise the only SoC of the attached devices.")  # fmt: skip
 @click.option("--backend", metavar="BACKEND", default=DEFAULT_BACKEND, show_default=True,
               help=f"Backend of the programs: {', '.join(BACKENDS)}.")  # fmt: skip
-@devices_options
-@purpose_options
-@toolchain_option()
-@click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")
-@json_option("Print the run as JSON; pytest then writes to standard error.")
+@opt.devices_options
+@opt.purpose_options
+@opt.toolchain_option()
+@click.option("--html", type=opt.OUTPUT_FILE, help="Write the report here as well.")
+@opt.json_option("Print the run as JSON; pytest then writes to standard error.")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST ARGUMENTS]")
 def command(
     devices: tuple[str, ...],
@@ -71,21 +60,21 @@ def command(
     from farm.dispatch.pytest_plugin.upstream import read_upstream
     from farm.store.records import Purpose
 
-    require_separator(pytest_arguments)
+    opt.require_separator(pytest_arguments)
     upstream = read_upstream(pytest_arguments, Path.cwd())
     if upstream is not None:
         devices, pytest_arguments = _with_upstream(upstream, asked, devices)
         asked["upstream"] = upstream.attributes
     if is_listing(pytest_arguments):
-        refuse_given("tests are listed by farm's own Python: leave {} out", "toolchain")
+        opt.refuse_given("tests are listed by farm's own Python: leave {} out", "toolchain")
         return list_tests(pytest_arguments)
-    refuse_attached(virtual=asked["virtual"])
+    opt.refuse_attached(virtual=asked["virtual"])
     if asked["virtual"] and not asked["soc"]:
         raise UsageError("--soc must be given with --virtual; 'farm devices socs' lists the SoCs")
     asked["purpose"] = Purpose(asked["purpose"] or Purpose.LOCAL)
     choice = Choice(devices, labels)
-    request = SuiteRequest(**asked, choice=choice, arguments=pytest_arguments, command=as_called(), quiet=is_json())
-    outcome = run(use_toolchain(configured(), toolchain), request)
+    request = SuiteRequest(**asked, choice=choice, arguments=pytest_arguments, command=as_called(), quiet=opt.is_json())
+    outcome = run(use_toolchain(opt.configured(), toolchain), request)
     deliver(outcome.view, report=outcome.report, html=html, junitxml=None)
     return outcome.exit_code
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,26 +16,7 @@ from farm.base.config.settings import Config
 from farm.base.errors import ExitCode, InfraError, UsageError
 from farm.base.interrupts import INTERRUPTED
 from farm.base.paths import is_suite_path
-from farm.cli.options import (
-    ATTACHED,
-    OUTPUT_FILE,
-    TOOLCHAIN_VALUES,
-    configured,
-    devices_options,
-    duration,
-    executions,
-    given,
-    is_given,
-    json_option,
-    named,
-    pull_request_option,
-    purpose_options,
-    refuse_attached,
-    refuse_given,
-    require_for_server,
-    require_no_words,
-    timeout_option,
-)
+from farm.cli import options as opt
 from farm.cli.output import (
     as_called,
     asked_server,
@@ -72,8 +54,8 @@ _EXCLUDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("collect_only", "the jobs within a budget depend on the devices: leave {} out to list the jobs", ("budget_s",)),
     ("compile_only", _NO_RUN, ("name", "purpose", "pull_request")),
     ("compile_only", "--compile-only runs nothing on a device: leave {} out", (
-        *ATTACHED, "nightly", "budget_s", "heap", "seconds", "confirm", "watch", "iterations", "warm_up", "exitfirst",
-        "maxfail", "failed_first", "collect_only", "html", "junitxml",
+        *opt.ATTACHED, "nightly", "budget_s", "heap", "seconds", "confirm", "watch", "iterations", "warm_up",
+        "exitfirst", "maxfail", "failed_first", "collect_only", "html", "junitxml",
     )),
     ("heap", "--heap times nothing: leave {} out", ("warm_up",)),
     ("confirm", "--confirm measures again: leave {} out", ("collect_only",)),
@@ -94,10 +76,10 @@ _EXCLUDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
               help=f"{', '.join(BACKENDS)}; on {', '.join(cpu_backends())}, the CPU, any case runs.")  # fmt: skip
 @click.option("--precision", "precisions", multiple=True, metavar="PRECISION",
               help="Only these precisions; repeatable.")  # fmt: skip
-@devices_options
-@click.option("--toolchain", "toolchains", multiple=True, callback=named, metavar="NAME|PATH|VERSION",
-              help=f"Toolchain that compiles: {TOOLCHAIN_VALUES}; repeatable: one run after the other.")  # fmt: skip
-@purpose_options
+@opt.devices_options
+@click.option("--toolchain", "toolchains", multiple=True, callback=opt.named, metavar="NAME|PATH|VERSION",
+              help=f"{opt.COMPILING_TOOLCHAIN}; repeatable: one run after the other.")  # fmt: skip
+@opt.purpose_options
 @click.option("--nightly", is_flag=True, help="The same as --purpose nightly.")
 @click.option("--resume", metavar="RUN", help="Execute the missing and skipped jobs of a run: latest, or its id.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
@@ -118,7 +100,7 @@ _EXCLUDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     help="Only jobs whose code, toolchain or limits differ from RUN's, or that have no verdict there.",
 )
 @click.option("--shard", metavar="I/N", help="Only part I of N, equally long by past durations: for N machines.")
-@click.option("--budget", "budget_s", metavar="TIME", callback=duration,
+@click.option("--budget", "budget_s", metavar="TIME", callback=opt.duration,
               help="Longest time, as 1h30m: new and changed jobs first, then failed; the rest is skipped.")  # fmt: skip
 @click.option("--confirm", is_flag=True,
               help="Measure suspected regressions, then changed programs again: exit code 3 if worse.")  # fmt: skip
@@ -140,11 +122,11 @@ _EXCLUDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
               help="Inferences before those, not timed; 1 by default.")  # fmt: skip
 @click.option("--seconds", type=click.IntRange(1, MOST_SECONDS), metavar="S",
               help="Programs generate text for S seconds, to measure the loss of rate by heat.")  # fmt: skip
-@timeout_option("Time limit of a job on the device.")
-@click.option("--junitxml", type=OUTPUT_FILE, help="Write a JUnit XML file as well.")
-@click.option("--html", type=OUTPUT_FILE, help="Write the report here as well.")
-@pull_request_option()
-@json_option("Print the run as JSON instead of a summary.")
+@opt.timeout_option("Time limit of a job on the device.")
+@click.option("--junitxml", type=opt.OUTPUT_FILE, help="Write a JUnit XML file as well.")
+@click.option("--html", type=opt.OUTPUT_FILE, help="Write the report here as well.")
+@opt.pull_request_option()
+@opt.json_option("Print the run as JSON instead of a summary.")
 @click.argument("words", nargs=-1, metavar="")
 def command(words: tuple[str, ...], **options: Any) -> int:
     """Compile suites for SoCs, run them on devices, judge and report.
@@ -178,7 +160,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     all skipped; 6 missing tool; 8 to 10 refusals and trouble of the store
     (reference/exit_codes of the site); 130 interrupted.
     """
-    require_no_words(words)
+    opt.require_no_words(words)
     asked, server = SimpleNamespace(**options), asked_server()
     if server is not None:
         return _run_there(server, asked)
@@ -191,10 +173,10 @@ def _execute(asked: SimpleNamespace) -> int:
 
     if asked.resume is not None:
         pull = find_pull_request(asked.pull_request)
-        return _deliver(_resumed(asked), pull, configured(), asked)
+        return _deliver(_resumed(asked), pull, opt.configured(), asked)
     _check(asked)
     requests = _requests(asked)
-    config = configured()
+    config = opt.configured()
     if asked.collect_only:
         from farm.dispatch.cluster.client.devices import kind_of
 
@@ -252,10 +234,8 @@ def _watched(config: Config, request: RunRequest, asked: SimpleNamespace) -> int
         if code == INTERRUPTED:
             raise KeyboardInterrupt
 
-    try:
+    with suppress(KeyboardInterrupt):
         Watch(config, request, run_round).rounds(make_front, after)
-    except KeyboardInterrupt:
-        return code
     return code
 
 
@@ -264,12 +244,12 @@ def _check(asked: SimpleNamespace) -> None:
     missing = [option for option, values in (("--soc", asked.socs), ("--suite", asked.suites)) if not values]
     if missing:
         raise UsageError(f"{' and '.join(missing)} must be given; 'farm devices socs' and 'farm suites' list them")
-    refuse_attached(virtual=asked.virtual)
+    opt.refuse_attached(virtual=asked.virtual)
     if asked.nightly and asked.purpose == "local":
         raise UsageError("--nightly is --purpose nightly, not local: leave one of them out")
     for option, because, excluded in _EXCLUDED:
-        if given(option):
-            refuse_given(because, *excluded)
+        if opt.given(option):
+            opt.refuse_given(because, *excluded)
     several = len(asked.toolchains) > 1
     if asked.watch and (several or _purpose(asked) == "nightly"):
         option = "a second --toolchain" if several else "--purpose nightly"
@@ -278,7 +258,7 @@ def _check(asked: SimpleNamespace) -> None:
         raise UsageError("the jobs of one run are listed: leave a second --toolchain out")
     if several:
         because = "{} is of one run, and every --toolchain is a run of its own: give one, or leave it out"
-        refuse_given(because, "html", "junitxml", "as_json", "pull_request")
+        opt.refuse_given(because, "html", "junitxml", "as_json", "pull_request")
 
 
 def _purpose(asked: SimpleNamespace) -> str:
@@ -286,35 +266,27 @@ def _purpose(asked: SimpleNamespace) -> str:
 
 
 def _requests(asked: SimpleNamespace) -> list[RunRequest]:
-    """Return one request for each toolchain."""
-    import msgspec
-
+    """Return the request of a fresh run for each toolchain; most options have the name of their field."""
     from farm.builds.toolchains.selection import absolute_ref
-
-    request = _request(asked)
-    # A run may be resumed from another folder, so paths are stored as absolute.
-    refs = dict.fromkeys(map(absolute_ref, asked.toolchains)) or ("",)
-    return [msgspec.structs.replace(request, toolchain=ref) for ref in refs]
-
-
-def _request(asked: SimpleNamespace) -> RunRequest:
-    """Return the request of a fresh run's options; most options have the name of their field."""
     from farm.dispatch.pool.fleet import Choice
     from farm.dispatch.request.request import RunRequest
     from farm.dispatch.request.selection import parse_shard
     from farm.store.records import Purpose
 
     same = {name: value for name, value in vars(asked).items() if name in RunRequest.__struct_fields__}
-    return RunRequest(**same | {
+    fields = same | {
         "keyword": asked.keyword or "",
         "most_failures": 1 if asked.exitfirst else asked.maxfail,
-        **executions(asked.iterations, asked.warm_up),
+        **opt.executions(asked.iterations, asked.warm_up),
         "profile": Profile(asked.profile),
         "purpose": Purpose(_purpose(asked)),
         "command": as_called(),
         "choice": Choice(asked.devices, asked.labels, asked.heap),
         "shard": None if asked.shard is None else parse_shard(asked.shard),
-    })  # fmt: skip
+    }
+    # A run may be resumed from another folder, so paths are stored as absolute.
+    refs = dict.fromkeys(map(absolute_ref, asked.toolchains)) or ("",)
+    return [RunRequest(**fields, toolchain=ref) for ref in refs]
 
 
 def _confirmed(config: Config, outcome: RunOutcome) -> RunOutcome:
@@ -358,8 +330,8 @@ def _resumed(asked: SimpleNamespace) -> RunOutcome:
         "config_file",
     }
     names = [str(one.name) for one in click.get_current_context().command.params]
-    refuse_given("--resume keeps the options of the run: leave {} out", *(one for one in names if one not in own))
-    config = configured()
+    opt.refuse_given("--resume keeps the options of the run: leave {} out", *(one for one in names if one not in own))
+    config = opt.configured()
     with make_front() as front:
         outcome = resume(config, asked.resume, front, asked.budget_s, options=_submit_options(asked, front))
     return _confirmed(config, outcome)
@@ -393,9 +365,9 @@ def _run_there(server: Server, asked: SimpleNamespace) -> int:
         str(option.name): (option, long)
         for option in context.command.params
         for long in option.opts
-        if long in RUN_OPTIONS and is_given(context, option)
+        if long in RUN_OPTIONS and opt.is_given(context, option)
     }
-    require_for_server({*fields, *sent})
+    opt.require_for_server({*fields, *sent})
     words: list[str] = []
     for name, (option, long) in sent.items():
         values = context.params[name]
@@ -427,7 +399,7 @@ def _run_there(server: Server, asked: SimpleNamespace) -> int:
 def _word(option: click.Parameter, long: str, value: object) -> str:
     if value is True:
         return long
-    return f"{long}={value}s" if option.callback is duration else f"{long}={value}"
+    return f"{long}={value}s" if option.callback is opt.duration else f"{long}={value}"
 
 
 def _uploaded(server: Server, suite: str) -> str:

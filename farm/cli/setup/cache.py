@@ -100,7 +100,9 @@ def prune(older: str | None, keep: str | None, *, everything: bool, yes: bool) -
     config = configured()
     cache = BundleCache(config.cache_dir)
     left = leftovers(cache.root)
-    age_s = _age_s(older) if older else None
+    age_s = age_in_seconds(older) if older else None
+    if older and age_s is None:
+        raise UsageError(f"--older {older!r} is not understood, expected something like 30d")
     removed = cache.prune(older_than_s=age_s or 0.0, keep_bytes=_parse_size(keep) if keep else None, dry_run=not yes)
     least_s = 0.0 if everything else age_s
     environments, sdks = _old_environments(cache.root, least_s), removable_sdks(config, least_s)
@@ -150,13 +152,6 @@ def _texts(others: Mapping[str, Sequence[Any]]) -> dict[str, str]:
         for kind, found in others.items()
         if found
     }
-
-
-def _age_s(text: str) -> float:
-    seconds = age_in_seconds(text)
-    if seconds is None:
-        raise UsageError(f"--older {text!r} is not understood, expected something like 30d")
-    return seconds
 
 
 def _parse_size(text: str) -> int:

@@ -263,21 +263,14 @@ def agent_command(context: click.Context, name: str, *, builds: bool | None, no_
 
 def _begin_log(name: str, form: str) -> None:
     """Log on standard error: as JSON, in the format of the journal, or with the time in front."""
-    from farm.base.log_setup import (
-        JournalFormatter,
-        JsonFormatter,
-        LineFormatter,
-        RecordHandler,
-        begin_logging,
-        is_journal,
-    )
+    from farm.base import log_setup
 
-    formatter: logging.Formatter
+    formatter: logging.Formatter = log_setup.LineFormatter("%H:%M:%S")
     if form == "json":
-        formatter = JsonFormatter(agent=name)
-    else:
-        formatter = JournalFormatter() if is_journal(_STDERR) else LineFormatter("%H:%M:%S")
-    begin_logging(RecordHandler(partial(echo, err=True), formatter), verbose=is_verbose())
+        formatter = log_setup.JsonFormatter(agent=name)
+    elif log_setup.is_journal(_STDERR):
+        formatter = log_setup.JournalFormatter()
+    log_setup.begin_logging(log_setup.RecordHandler(partial(echo, err=True), formatter), verbose=is_verbose())
 
 
 @agent_command.command("list", short_help="List hosts, their devices and last nightly runs.")

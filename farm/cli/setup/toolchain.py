@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from farm.base.backends.registry import DEFAULT_BACKEND, cpu_backends
 from farm.base.config.settings import Config
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from farm.builds.compile.pool import CompileCheck
     from farm.builds.toolchains.overview import EnvironmentRow, ToolchainRow
     from farm.builds.toolchains.sdk_archives import SdkOffer
-    from farm.builds.toolchains.sdks import SdkState
     from farm.builds.toolchains.toolchain import SourceState, Toolchain
 
 
@@ -89,17 +89,12 @@ def _listed(rows: Sequence[ToolchainRow]) -> Iterator[str]:
         if row.kind not in ("version", "qnn"):
             yield f"  {row.place}"
         if row.problem:
-            hint = (
-                f": farm setup toolchain make {row.place}, or the first command with it"
-                if row.problem == NOT_MADE
-                else ""
-            )
-            yield from wrapped(f"  {row.problem}{hint}")
+            hint = f": farm setup toolchain make {row.place}, or the first command with it"
+            yield from wrapped(f"  {row.problem}{hint if row.problem == NOT_MADE else ''}")
 
 
 def _state(source: SourceState) -> str:
-    words = [source.commit[:10], *([source.branch] if source.branch else []), *(["dirty"] if source.dirty else [])]
-    return " ".join(filter(None, words))
+    return " ".join(filter(None, (source.commit[:10], source.branch, "dirty" if source.dirty else "")))
 
 
 def _environments(rows: Sequence[EnvironmentRow]) -> Iterator[str]:
@@ -120,7 +115,7 @@ def _environments(rows: Sequence[EnvironmentRow]) -> Iterator[str]:
 @command.command("show")
 @click.argument("name", callback=named, metavar="NAME|PATH|VERSION")
 @json_option()
-def show_command(name: str) -> int:
+def show_command(name: str) -> None:
     """Show a toolchain in full, with remarks on possible problems.
 
     \b
@@ -147,7 +142,6 @@ def show_command(name: str) -> int:
         "source": tools.source,
     }
     show(facts, _shown(facts, tools))
-    return 0
 
 
 def _shown(facts: dict[str, object], tools: Toolchain) -> Iterator[str]:
@@ -271,7 +265,6 @@ def remove_command(version: str, *, yes: bool) -> None:
 # `farm setup sdk`.
 
 
-_SHA256 = 64
 _WHEEL, _QAIRT, _MAVEN = _SOURCES = ("wheel", "qairt", "maven")
 
 
@@ -321,7 +314,8 @@ def list_sdks() -> None:
     if offers:
         lines += ["", "can be fetched:"]
         lines += columns([(f"farm setup sdk fetch {offer['fetch']}", offer["from"]) for offer in offers], indent="  ")
-    show({"sdks": [_sdk_facts(one) for one in states], "can_be_fetched": offers}, lines)
+    sdks = [{**asdict(one), "root": str(one.root or "")} for one in states]
+    show({"sdks": sdks, "can_be_fetched": offers}, lines)
 
 
 @sdk_command.command("fetch")
@@ -350,7 +344,7 @@ def fetch(
     from farm.builds.toolchains.selection import use_toolchain
 
     config = use_toolchain(configured(), toolchain or "")
-    if sha256 and (len(sha256) != _SHA256 or any(letter not in "0123456789abcdefABCDEF" for letter in sha256)):
+    if sha256 and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
         raise UsageError(f"--sha256 {sha256!r} is no SHA-256: expected 64 hexadecimal digits")
     if url:
         if source not in (_QAIRT, _MAVEN):
@@ -441,13 +435,13 @@ def use(sdk: str) -> None:
 
     config = configured()
     root = resolve_qnn(config, absolute_ref(sdk))
-    wanted = [] if root is None else ["[qnn]", f'sdk_root = "{root}"']
-    if config.file is None and not wanted:
+    if config.file is None and root is None:
         line = "there is no farm.toml: the wheel in farm's environment is used already"
         show({"file": None, "sdk_root": None, "changed": False}, [line])
         return
     if config.file is None:
-        raise UsageError(f"there is no farm.toml yet: write one with these two lines: {wanted[0]} and {wanted[1]}")
+        lines = f'[qnn] and sdk_root = "{root}"'
+        raise UsageError(f"there is no farm.toml yet: write one with these two lines: {lines}")
     changed = set_sdk_root(config.file, root)
     what = f"sdk_root is {root}" if root is not None else "the wheel in farm's environment is used"
     answer = {"file": str(config.file), "sdk_root": None if root is None else str(root), "changed": changed}
@@ -494,9 +488,3 @@ def _offers(config: Config) -> list[dict[str, str]]:
             offers.append({"fetch": offer.version, "qnn": offer.version, "from": about})
     about = "Qualcomm's, for Android devices"
     return [*offers, {"fetch": "--source maven", "qnn": "the newest", "from": about}]
-
-
-def _sdk_facts(state: SdkState) -> dict[str, object]:
-    import msgspec
-
-    return {**msgspec.structs.asdict(state), "root": str(state.root) if state.root else ""}
