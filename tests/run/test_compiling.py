@@ -22,7 +22,7 @@ from farm.builds.bundles.key import bundle_key
 from farm.builds.compile.protocol import BuildReply
 from farm.builds.program.canonical import program_hash
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
-from farm.cli.running.compile_only import compiled_lines
+from farm.cli.running.run import compiled_lines
 from farm.dispatch.request.request import RunPlan
 from farm.dispatch.run.compiling import Compilation, CompiledJob, CompileOutcome, Rebuild, _Builds, _Compiling
 

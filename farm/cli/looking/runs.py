@@ -457,7 +457,7 @@ def show_left(outcome: RunOutcome) -> int:
 def follow_there(server: Server, run: str, *, html: Path | None, junitxml: Path | None) -> int:
     """Follow a run on the server of $FARM_SERVER until it ends, print it and return its exit code; Ctrl-C leaves it."""
     from farm.serve.pages.progress import ProgressQuery, progress_page
-    from farm.serve.pages.run import RunQuery, run_page
+    from farm.serve.pages.runs import RunQuery, run_page
 
     shown = ""
     try:

@@ -15,7 +15,6 @@ from farm.base.text import one_line
 from farm.cli import options as opt
 from farm.cli.output import acted, as_called, echo, notice, opened, print_json, show, width
 from farm.devices.execution.raw import MOST_SECONDS
-from farm.dispatch.request.request import Profile
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns
 from farm.suites.suite import State
@@ -267,6 +266,7 @@ def exec_command(model: str, more: tuple[Path, ...], **options: Any) -> int:
     6 missing tool; 130 interrupted.
     """
     from farm.dispatch.pool.fleet import Choice
+    from farm.dispatch.request.request import Profile
     from farm.replay.exec_plan import find_module
     from farm.replay.ready_program import ReadyRequest
     from farm.store.records import Purpose
@@ -318,7 +318,7 @@ def _generate(
     foreign = opt.given(*_FOR_TENSORS) or (["an input"] if program.inputs else [])
     if foreign:
         raise UsageError(f"{foreign[0]} is for a program of tensors: leave it, or --prompt, out")
-    if program.profile in (Profile.BASIC, Profile.DETAILED):
+    if program.profile in ("basic", "detailed"):
         raise UsageError("no profile is taken while text is generated: leave --profile out")
     program = msgspec.structs.replace(program, soc="".join(asked.socs))
     text = plan_generation(program, asked.prompt, asked.new or _NEW, asked.stop)

@@ -13,8 +13,7 @@ from farm.serve.pages.jobs import job_page
 from farm.serve.pages.nightly_runs import nightly_run_page, nightly_runs_page
 from farm.serve.pages.progress import progress_page
 from farm.serve.pages.queue import queue_page
-from farm.serve.pages.run import run_page
-from farm.serve.pages.runs import files_page, runs_page
+from farm.serve.pages.runs import files_page, run_page, runs_page
 from farm.serve.pages.status import status_page
 from farm.serve.pages.suites import suite_page, suites_page
 from farm.serve.pages.toolchains import toolchain_page, toolchains_page
