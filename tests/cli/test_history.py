@@ -187,45 +187,38 @@ def night(store: Store, days_ago: int, ms: float, size: int, verdict: Verdict = 
 
 
 @pytest.fixture
-def slow(home: FarmHome) -> str:
+def slow(store: Store) -> str:
     """Ten nights; in the last one both jobs are slower and greater, and one fails."""
-    home.state.mkdir(exist_ok=True)
-    with open_store(home.state / "farm.db") as store:
+    with store:
         for day in range(10, 1, -1):
             night(store, day, 2.0 + 0.01 * (day % 3), 1000)
         return night(store, 1, 2.4, 1016, Verdict.FAILED)
 
 
-def answer(home: FarmHome, *arguments: str) -> dict[str, Any]:
-    return home.json(*arguments)  # type: ignore[no-any-return]
-
-
 def test_the_list_is_what_needs_somebody_within_80_columns(home: FarmHome, slow: str) -> None:
-    done = home.farm("alerts", "list", code=0)
-    lines = done.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
+    lines = lines_of(home, "alerts", "list")
     assert lines[0] == "REGRESSIONS: 2"
     assert "      pte_size worse: 1000 -> 1016 bytes" in lines
     assert f"RED in {slow}: 1" in lines
     # The regression is not confirmed yet, so no person is asked to handle it.
-    assert "latency" not in done.stdout
+    assert "latency" not in "\n".join(lines)
 
 
 def test_who_sees_to_it_is_said_where_it_is_listed_and_a_verdict_stays(home: FarmHome, slow: str) -> None:
-    first, second = (one["id"] for one in answer(home, "alerts", "list")["alerts"])
+    first, second = (one["id"] for one in home.json("alerts", "list")["alerts"])
     done = home.farm("alerts", "assign", str(first), "--owner", "grace", "--note", "see #345", code=0)
     assert "acknowledged by " in done.stdout
     assert home.farm("alerts", "assign", OTHER.id, "--owner", "ada", "--until", "2099-12-31").returncode == 0
     listed = home.farm("alerts", "list").stdout
     assert "acknowledged: grace: see #345" in listed
     assert "until 2099-12-31" in listed
-    status = answer(home, "status")["status"]
+    status = home.json("status")["status"]
     assert status["runs"][0]["jobs"][OTHER.id] == "new_failure"
     assert home.farm("alerts", "assign", f"#{first}", "--state", "fixed").returncode == 0
-    assert [one["id"] for one in answer(home, "alerts", "list")["alerts"]] == [second]
+    assert [one["id"] for one in home.json("alerts", "list")["alerts"]] == [second]
     # A note alone opens nothing again.
     assert home.farm("alerts", "assign", str(first), "--note", "in 1.6").returncode == 0
-    output = answer(home, "alerts", "assign", str(first))["remarks"]
+    output = home.json("alerts", "assign", str(first))["remarks"]
     assert [one["state"] for one in output] == ["acknowledged", "fixed", "fixed"]
     assert slow in home.farm("status").stdout
 
@@ -251,23 +244,22 @@ def test_bad_input_is_refused(home: FarmHome) -> None:
 
 
 def test_an_accepted_level_is_what_the_next_nights_are_compared_with(home: FarmHome, slow: str) -> None:
-    before = answer(home, "perf", "baseline", "s/conv", "--metric", "latency")["levels"]
+    before = home.json("perf", "baseline", "s/conv", "--metric", "latency")["levels"]
     assert before[0]["runs"] == 10
-    accepted = answer(home, "alerts", "accept", "s/*", "--note", "a safer kernel")["accepted"]
+    accepted = home.json("alerts", "accept", "s/*", "--note", "a safer kernel")["accepted"]
     assert sorted((one["job_id"], one["metric"]) for one in accepted) == sorted(
         (job.id, metric) for job in (JOB_OF_NIGHTS, OTHER) for metric in ("latency", "pte_size")
     )
-    assert answer(home, "alerts", "list")["alerts"] == []
-    after = answer(home, "perf", "baseline", "s/conv", "--metric", "latency")["levels"]
+    assert home.json("alerts", "list")["alerts"] == []
+    after = home.json("perf", "baseline", "s/conv", "--metric", "latency")["levels"]
     assert (after[0]["runs"], after[0]["median"], after[0]["since"]) == (1, 2.4e6, slow)
     with open_store(home.state / "farm.db") as store:
         assert store.alerts.of_run(night(store, 0, 2.41, 1016)) == []
-    shown = home.farm("perf", "baseline", "s/conv").stdout
-    assert (max(map(len, shown.splitlines())) <= 80, f"since {slow}" in shown) == (True, True)
+    assert f"since {slow}" in "\n".join(lines_of(home, "perf", "baseline", "s/conv"))
 
 
 def test_a_note_cannot_write_to_the_terminal_nor_begin_a_line(home: FarmHome, slow: str) -> None:
-    first = answer(home, "alerts", "list")["alerts"][0]["id"]
+    first = home.json("alerts", "list")["alerts"][0]["id"]
     note = "\x1b]0;mine\x07\n::error::not from farm " + "long " * 40
     for arguments in (
         ("alerts", "assign", str(first), "--note", note),
@@ -298,9 +290,8 @@ def record_with(store: Store, hours_ago: int, toolchain: RunToolchain, verdict: 
     )  # fmt: skip
 
 
-def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome) -> None:
-    home.state.mkdir(exist_ok=True)
-    with open_store(home.state / "farm.db") as store:
+def test_lines_are_asked_for_by_name_and_private_runs_by_their_id(home: FarmHome, store: Store) -> None:
+    with store:
         before = record_with(store, 9, RunToolchain("main", "main", commit=OLD, commit_url=URL))
         default = record_with(store, 8, RunToolchain())
         main = record_with(store, 7, RunToolchain("main", "main", commit=NEW, before=OLD, commit_url=URL))
