@@ -214,10 +214,6 @@ def _sdks(asked: _Asked) -> Iterable[str]:
     return (path.name for path in (asked.config.cache_dir / "sdks").glob("*"))
 
 
-def _lines(asked: _Asked) -> Iterable[str]:
-    return ["default", *asked.config.toolchains, *asked.stored("branches")]
-
-
 def _constant(module: str, name: str) -> Callable[[_Asked], Iterable[str]]:
     """Return the function that returns the texts of a constant, whose module is imported only then."""
     return lambda _asked: getattr(importlib.import_module(module), name)
@@ -237,7 +233,7 @@ _OPTIONS = {
     "--label": _labels,
     "--toolchain": _toolchains,
     "--qnn": _sdks,
-    "--branch": _lines,
+    "--branch": lambda asked: ["default", *asked.config.toolchains, *asked.stored("branches")],
     "--backend": _constant("farm.base.backends.registry", "BACKENDS"),
     "--precision": _constant("farm.base.socs", "PRECISIONS"),
     "--metric": lambda asked: asked.stored("metrics"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -329,25 +329,20 @@ def serve_command(*, host: str, port: int, demo: bool) -> None:
     needs one, and pages have actions.
     """
 
+    import json
+
     from farm.serve.server import listen, serve, url_of
 
     config = configured()
-    with listen(host, port) as bound:
-        show_address = partial(_show_address, url_of(bound))
+    with listen(host, port) as bound, ExitStack() as stack:
+        url = url_of(bound)
+        # On one line, so that a script can read it while the server runs.
+        shown = json.dumps({"schema": 2, "url": url}) if is_json() else f"farm: {url} (Ctrl-C ends it)"
         if demo:
             from farm.serve.demo import demo_config
 
-            with demo_config(config) as config:
-                serve(config, bound, show_address, demo=True)
-        else:
-            serve(config, bound, show_address)
-
-
-def _show_address(url: str) -> None:
-    import json
-
-    # On one line, so that a script can read it while the server runs.
-    echo(json.dumps({"schema": 2, "url": url}) if is_json() else f"farm: {url} (Ctrl-C ends it)")
+            config = stack.enter_context(demo_config(config))
+        serve(config, bound, partial(echo, shown), demo=demo)
 
 
 # `farm runs watch` and `farm runs cancel`: follow or end a submitted run of a shared farm.

@@ -163,7 +163,10 @@ def _abilities(abilities: list[Ability]) -> Iterator[str]:
         yield from wrapped("In brackets: the missing parts, there or for other devices, and their repair.", 80, "")
     for number, (repair, gaps) in enumerate(repairs.items(), 1):
         where = ", ".join(dict.fromkeys(gap.where for gap in gaps if gap.where))
-        what = _shortened([gap.what for gap in gaps])
+        parts = list(dict.fromkeys(name for gap in gaps for name in gap.what.split(", ")))
+        what = ", ".join(parts[:_MOST_NAMES])
+        if more := parts[_MOST_NAMES:]:
+            what += f" and {len(more)} more"
         yield from wrapped(f"[{number}] {where and f'{where}: '}{what}", hanging="    ")
         # Commands are not wrapped, so that they can be copied.
         is_command = repair.startswith(("farm ", "pip ", "apt-get ", "adb "))
@@ -179,12 +182,6 @@ def _cell(answer: Availability, repairs: dict[str, list[MissingItem]]) -> str:
     numbers = sorted({order.index(gap.repair) + 1 for gap in answer.gaps})
     where = " ".join(_NAMES.get(one, one) for one in answer.where) or "no"
     return f"{where} [{','.join(map(str, numbers))}]" if numbers else where
-
-
-def _shortened(names: list[str]) -> str:
-    every = list(dict.fromkeys(name for joined in names for name in joined.split(", ")))
-    more = len(every) - 6
-    return ", ".join(every[:6]) + (f" and {more} more" if more > 0 else "")
 
 
 def _direct(asked: Sequence[dict[str, object]]) -> list[str]:

@@ -149,27 +149,23 @@ def quota_command(*, subject: str | None, most: int | None, remove: bool, yes: b
     nightly runs and single commands. A device that is held when the quota is
     set is kept until its shard or command ends. A quota of 0 lets nothing begin.
     """
-
-    _check(subject, most, remove=remove)
-    with opened(existing=True) as (_, store):
-        if subject is not None and (most is not None or remove):
-            if remove and subject not in store.quotas.all():
-                raise UsageError(f"{subject} has no quota: 'farm lab quota' lists the quotas")
-            if remove:
-                require_consent(f"the quota of {subject}", yes=yes)
-            store.quotas.set(subject, None if remove else most, store.user)
-        found = store.quotas.all()
-    shown = {name: count for name, count in sorted(found.items()) if subject in (None, name)}
-    lines = columns([("of", "devices at most"), *((name, str(count)) for name, count in shown.items())])
-    nothing = [f"{subject} has no quota" if subject else "no quota is set"]
-    show({"quotas": shown}, lines if shown else nothing)
-
-
-def _check(subject: str | None, most: int | None, *, remove: bool) -> None:
     if subject is not None and not _SUBJECT.fullmatch(subject):
         raise UsageError(f"{subject!r}: expected user:NAME or label:NAME, such as user:ada or label:camera")
     if remove and (subject is None or most is not None):
         raise UsageError("--remove takes the quota of one user or label, and no number")
+    with opened(existing=True) as (_, store):
+        if remove:
+            if subject not in store.quotas.all():
+                raise UsageError(f"{subject} has no quota: 'farm lab quota' lists the quotas")
+            require_consent(f"the quota of {subject}", yes=yes)
+        if subject is not None and (most is not None or remove):
+            store.quotas.set(subject, None if remove else most, store.user)
+        found = store.quotas.all()
+    shown = {name: count for name, count in sorted(found.items()) if subject in (None, name)}
+    lines = [f"{subject} has no quota" if subject else "no quota is set"]
+    if shown:
+        lines = columns([("of", "devices at most"), *((name, str(count)) for name, count in shown.items())])
+    show({"quotas": shown}, lines)
 
 
 @click.command("notify")
