@@ -91,21 +91,20 @@ def test_other_machines_need_an_account_and_may_use_any_host_name(start: Start, 
         assert server.get("/", Host="farm.lab", Authorization=f"Bearer {token}").status == 200
 
 
-def test_without_the_token_there_is_only_the_way_to_log_in(start: Start, filled: Filled, token: str) -> None:
-    with start() as server:
-        for path in ("/runs?user=ada&page=2", f"/artifacts/{filled.sha256}", f"/runs/{filled.runs[0]}"):
-            sent = server.get(path)
-            assert sent.status == 303
-            assert sent.headers["location"].startswith("/login?next=%2F")
-            assert filled.runs[0] not in sent.text
-        for answer in (server.get("/api/v1/progress"), server.get("/", Accept="application/json")):
-            assert answer.status == 401
-            assert answer.headers["www-authenticate"] == "Bearer"
-        page = server.get(sent.headers["location"])
-        assert page.status == 200
-        assert 'type="password"' in page.text
-        assert "Devices" not in page.text
-        assert token not in page.text
+def test_without_the_token_there_is_only_the_way_to_log_in(server: Server, filled: Filled, token: str) -> None:
+    for path in ("/runs?user=ada&page=2", f"/artifacts/{filled.sha256}", f"/runs/{filled.runs[0]}"):
+        sent = server.get(path)
+        assert sent.status == 303
+        assert sent.headers["location"].startswith("/login?next=%2F")
+        assert filled.runs[0] not in sent.text
+    for answer in (server.get("/api/v1/progress"), server.get("/", Accept="application/json")):
+        assert answer.status == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+    page = server.get(sent.headers["location"])
+    assert page.status == 200
+    assert 'type="password"' in page.text
+    assert "Devices" not in page.text
+    assert token not in page.text
 
 
 def test_who_logs_in_gets_a_cookie_that_is_not_the_token(
@@ -143,38 +142,36 @@ def test_who_logs_in_gets_a_cookie_that_is_not_the_token(
         assert secret not in logged
 
 
-def test_no_other_page_logs_in_and_no_guess_goes_on(start: Start, token: str) -> None:
-    with start() as server:
-        assert server.send("/login", {"token": token}).status == 403
-        assert server.send("/login", {"token": "x" * 2_000_000}).status == 413
-        # The server chooses the id of a session: an id in the cookie of the request is not taken over.
-        chosen = f"{server.session(token).partition('=')[0]}={'a' * 64}"
-        given = session_of(server.log_in(token, cookie=chosen))
-        assert server.get("/runs", Cookie=chosen).status == 303
-        assert server.get("/runs", Cookie=given).status == 200
-        guesses = [server.log_in(f"guess{n}").status for n in range(10)]
-        assert set(guesses) == {401, 429}
-        assert server.log_in(token).status == 429, "with the right token too"
+def test_no_other_page_logs_in_and_no_guess_goes_on(server: Server, token: str) -> None:
+    assert server.send("/login", {"token": token}).status == 403
+    assert server.send("/login", {"token": "x" * 2_000_000}).status == 413
+    # The server chooses the id of a session: an id in the cookie of the request is not taken over.
+    chosen = f"{server.session(token).partition('=')[0]}={'a' * 64}"
+    given = session_of(server.log_in(token, cookie=chosen))
+    assert server.get("/runs", Cookie=chosen).status == 303
+    assert server.get("/runs", Cookie=given).status == 200
+    guesses = [server.log_in(f"guess{n}").status for n in range(10)]
+    assert set(guesses) == {401, 429}
+    assert server.log_in(token).status == 429, "with the right token too"
 
 
 def test_a_session_ends_after_a_week_and_with_its_account(
-    start: Start, filled: Filled, token: str, monkeypatch: pytest.MonkeyPatch
+    server: Server, filled: Filled, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with start() as server:
-        cookie = server.session(token)
-        assert server.json("/api/v1/me", Cookie=cookie) == {"name": "ada", "role": "developer", "schema": 1}
-        now = time.time()
-        with monkeypatch.context() as clock:
-            clock.setattr(time, "time", lambda: now + access.SESSION_S + 1)
-            assert server.get("/runs", Cookie=cookie).status == 303
-        assert server.get("/runs", Cookie=cookie).status == 200
-        filled.store.accounts.remove("ada")
-        filled.store.accounts.add("another", Role.VIEWER)
+    cookie = server.session(token)
+    assert server.json("/api/v1/me", Cookie=cookie) == {"name": "ada", "role": "developer", "schema": 1}
+    now = time.time()
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "time", lambda: now + access.SESSION_S + 1)
         assert server.get("/runs", Cookie=cookie).status == 303
-        assert server.get("/runs", Authorization=f"Bearer {token}").status == 303
-        again = filled.store.accounts.add("ada", Role.OPERATOR)
-        assert server.get("/runs", Cookie=cookie).status == 303
-        assert server.get("/runs", Authorization=f"Bearer {again}").status == 200
+    assert server.get("/runs", Cookie=cookie).status == 200
+    filled.store.accounts.remove("ada")
+    filled.store.accounts.add("another", Role.VIEWER)
+    assert server.get("/runs", Cookie=cookie).status == 303
+    assert server.get("/runs", Authorization=f"Bearer {token}").status == 303
+    again = filled.store.accounts.add("ada", Role.OPERATOR)
+    assert server.get("/runs", Cookie=cookie).status == 303
+    assert server.get("/runs", Authorization=f"Bearer {again}").status == 200
 
 
 def test_a_network_server_without_its_last_account_refuses(
@@ -209,24 +206,23 @@ def test_a_store_has_no_token(filled: Filled, token: str, config: Config) -> Non
         assert token.encode() not in file.read_bytes()
 
 
-def test_a_connection_whose_request_never_comes_is_closed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_whose_request_never_comes_is_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farm.serve.server.HEADERS_S", 0.5)
     [runs] = [page for page in PAGES if page.path == "/runs"]
     make = runs.make
     monkeypatch.setattr(runs, "make", lambda store, query: (time.sleep(1.0), make(store, query))[1])
-    with start() as server:
-        for before in (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as slow:
-                slow.sendall(before + b"GET / HTTP/1.1\r\nHost: 127.")
-                began = time.monotonic()
-                said = b"".join(iter(lambda place=slow: place.recv(65536), b""))
-                assert time.monotonic() - began < 15
-            assert said.count(b"HTTP/1.1 ") == said.count(b"HTTP/1.1 200") == bool(before)
-        # A page that takes longer is not cut off.
-        assert server.get("/runs").status == 200
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as endless:
-            endless.sendall(b"GET / HTTP/1.1\r\nCookie: " + b"x" * 60_000)
-            assert endless.recv(100).startswith(b"HTTP/1.1 400")
+    for before in (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as slow:
+            slow.sendall(before + b"GET / HTTP/1.1\r\nHost: 127.")
+            began = time.monotonic()
+            said = b"".join(iter(lambda place=slow: place.recv(65536), b""))
+            assert time.monotonic() - began < 15
+        assert said.count(b"HTTP/1.1 ") == said.count(b"HTTP/1.1 200") == bool(before)
+    # A page that takes longer is not cut off.
+    assert server.get("/runs").status == 200
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as endless:
+        endless.sendall(b"GET / HTTP/1.1\r\nCookie: " + b"x" * 60_000)
+        assert endless.recv(100).startswith(b"HTTP/1.1 400")
 
 
 # Sign-in by OpenID Connect against a provider on this machine, with real signatures; `openid_provider_stub`.

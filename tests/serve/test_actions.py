@@ -65,97 +65,92 @@ def act(server: Server, name: str, asked: dict[str, Any], token: str = "") -> An
     return server.get(f"/api/v1/actions/{name}", method="POST", body=json.dumps(asked), **headers)
 
 
-def test_an_action_is_for_its_role_and_above(start: Start, filled: Filled, started: list[list[str]]) -> None:
+def test_an_action_is_for_its_role_and_above(server: Server, filled: Filled, started: list[list[str]]) -> None:
     accounts = filled.store.accounts
     assert {action.name for action in ACTIONS} == set(ASKED)
-    with start() as server:
-        for name, asked in ASKED.items():
-            assert act(server, name, asked).status == 403, "there is no account"
-            assert act(server, name, asked, "a token").status == 401
-            assert server.send(f"/actions/{name}", "device=R5CX1").status == 403
-        tokens = {role: accounts.add(f"a {role}", role) for role in Role}
-        for name, asked in ASKED.items():
-            assert act(server, name, asked).status == 401
-        assert accounts.audit(10) == []
+    for name, asked in ASKED.items():
+        assert act(server, name, asked).status == 403, "there is no account"
+        assert act(server, name, asked, "a token").status == 401
+        assert server.send(f"/actions/{name}", "device=R5CX1").status == 403
+    tokens = {role: accounts.add(f"a {role}", role) for role in Role}
+    for name, asked in ASKED.items():
+        assert act(server, name, asked).status == 401
+    assert accounts.audit(10) == []
 
-        def attempt(action: actions.Action, role: Role) -> Answer:
-            answer = act(server, action.name, ASKED[action.name], tokens[role])
-            [newest] = accounts.audit(1)
-            assert (newest.user, newest.action) == (f"a {role}", action.name)
-            assert newest.outcome == "done" if answer.status == 200 else newest.outcome.startswith("refused: ")
-            return answer
+    def attempt(action: actions.Action, role: Role) -> Answer:
+        answer = act(server, action.name, ASKED[action.name], tokens[role])
+        [newest] = accounts.audit(1)
+        assert (newest.user, newest.action) == (f"a {role}", action.name)
+        assert newest.outcome == "done" if answer.status == 200 else newest.outcome.startswith("refused: ")
+        return answer
 
-        for action in ACTIONS:
-            refused = [role for role in Role if not role.may(action.role)]
-            assert refused == list(Role)[: len(refused)]
-            for role in refused:
+    for action in ACTIONS:
+        refused = [role for role in Role if not role.may(action.role)]
+        assert refused == list(Role)[: len(refused)]
+        for role in refused:
+            answer = attempt(action, role)
+            assert answer.status == 403
+            assert f"needs the role {action.role}" in answer.json["error"]
+    assert started == []
+    assert {one.id for one in filled.store.devices.all() if not one.in_service} == {"R5CX3"}
+    assert filled.store.leases.all() == []
+    assert len(filled.store.alerts.remarks(["alert:1"])["alert:1"]) == 1
+    for action in ACTIONS:
+        for role in Role:
+            if role.may(action.role):
                 answer = attempt(action, role)
-                assert answer.status == 403
-                assert f"needs the role {action.role}" in answer.json["error"]
-        assert started == []
-        assert {one.id for one in filled.store.devices.all() if not one.in_service} == {"R5CX3"}
-        assert filled.store.leases.all() == []
-        assert len(filled.store.alerts.remarks(["alert:1"])["alert:1"]) == 1
-        for action in ACTIONS:
-            for role in Role:
-                if role.may(action.role):
-                    answer = attempt(action, role)
-                    assert answer.status in (200, 400, 409), answer.text
+                assert answer.status in (200, 400, 409), answer.text
 
 
-def test_a_device_is_leased_now_or_later_and_released(start: Start, filled: Filled, home: FarmHome) -> None:
+def test_a_device_is_leased_now_or_later_and_released(server: Server, filled: Filled, home: FarmHome) -> None:
     ada, bob, root = (
         filled.store.accounts.add(name, role)
         for name, role in (("ada", Role.DEVELOPER), ("bob", Role.DEVELOPER), ("root", Role.OPERATOR))
     )
     later_ms = round((time.time() + 7200) * 1000)
-    with start() as server:
-        done = act(server, "lease", {"device": "pixel-left", "seconds": 600, "from_ms": later_ms}, ada).json
-        assert (done["device"], done["from_ms"], done["until_ms"]) == ("R5CX1", later_ms, later_ms + 600_000)
-        [lease] = filled.store.leases.upcoming()
-        assert (lease.device, lease.reserved_for, lease.reserved_from_ms) == ("R5CX1", "ada", later_ms)
-        assert filled.store.leases.all() == []
-        assert "R5CX1 is ada's" in act(server, "lease", {"device": "SM8650"}, bob).json["error"]
-        refused = act(server, "release", {"device": "pixel-left"}, bob)
-        assert (refused.status, "is reserved for ada from" in refused.json["error"]) == (400, True)
-        assert (
-            "needs the role operator" in act(server, "release", {"device": "R5CX1", "force": True}, bob).json["error"]
-        )
-        forced = {"device": "R5CX1", "force": True}
-        assert act(server, "release", forced, root).status == 200
-        assert filled.store.leases.upcoming() == []
-        assert act(server, "lease", {"device": "SM8650"}, bob).json["device"] == "R5CX1"
-        assert [one.reserved_for for one in filled.store.leases.all()] == ["bob"]
-        assert act(server, "release", {"device": "R5CX1"}, bob).status == 200
+    done = act(server, "lease", {"device": "pixel-left", "seconds": 600, "from_ms": later_ms}, ada).json
+    assert (done["device"], done["from_ms"], done["until_ms"]) == ("R5CX1", later_ms, later_ms + 600_000)
+    [lease] = filled.store.leases.upcoming()
+    assert (lease.device, lease.reserved_for, lease.reserved_from_ms) == ("R5CX1", "ada", later_ms)
+    assert filled.store.leases.all() == []
+    assert "R5CX1 is ada's" in act(server, "lease", {"device": "SM8650"}, bob).json["error"]
+    refused = act(server, "release", {"device": "pixel-left"}, bob)
+    assert (refused.status, "is reserved for ada from" in refused.json["error"]) == (400, True)
+    assert "needs the role operator" in act(server, "release", {"device": "R5CX1", "force": True}, bob).json["error"]
+    forced = {"device": "R5CX1", "force": True}
+    assert act(server, "release", forced, root).status == 200
+    assert filled.store.leases.upcoming() == []
+    assert act(server, "lease", {"device": "SM8650"}, bob).json["device"] == "R5CX1"
+    assert [one.reserved_for for one in filled.store.leases.all()] == ["bob"]
+    assert act(server, "release", {"device": "R5CX1"}, bob).status == 200
     output = home.farm("lab", "audit").stdout
     assert "needs the role operator" in output
     assert [one["user"] for one in home.json("lab", "audit", "--user", "root")["actions"]] == ["root"]
     assert ada not in output + str(filled.store.accounts.audit(100))
 
 
-def test_a_form_needs_its_field_and_leads_back(start: Start, filled: Filled) -> None:
+def test_a_form_needs_its_field_and_leads_back(server: Server, filled: Filled) -> None:
     token = filled.store.accounts.add("root", Role.OPERATOR)
-    with start() as server:
-        session = server.session(token)
-        csrf, cookie = proof_of(server.get("/devices/pixel-left", Cookie=session), session)
-        fields = {"device": "R5CX1", "note": "<b>broken</b>", "next": "/devices/pixel-left"}
-        path = "/actions/disable"
-        for body, cookies in ((fields, cookie), ({**fields, "_csrf_token": "0" * 128}, cookie),
-                              ({**fields, "_csrf_token": csrf}, session)):  # fmt: skip
-            assert server.send(path, body, Cookie=cookies).status == 403
-        # A page of another site may send forms to the API, with the cookie of the session.
-        api = server.send(f"/api/v1{path}", json.dumps(fields), Cookie=session)
-        assert api.status == 401
-        assert all(one.in_service for one in filled.store.devices.all() if one.id == "R5CX1")
-        done = server.send(path, {**fields, "_csrf_token": csrf}, Cookie=cookie)
-        assert done.status == 200
-        assert "pixel-left is out of service" in done.text
-        assert 'href="/devices/pixel-left"' in done.text
+    session = server.session(token)
+    csrf, cookie = proof_of(server.get("/devices/pixel-left", Cookie=session), session)
+    fields = {"device": "R5CX1", "note": "<b>broken</b>", "next": "/devices/pixel-left"}
+    path = "/actions/disable"
+    for body, cookies in ((fields, cookie), ({**fields, "_csrf_token": "0" * 128}, cookie),
+                          ({**fields, "_csrf_token": csrf}, session)):  # fmt: skip
+        assert server.send(path, body, Cookie=cookies).status == 403
+    # A page of another site may send forms to the API, with the cookie of the session.
+    api = server.send(f"/api/v1{path}", json.dumps(fields), Cookie=session)
+    assert api.status == 401
+    assert all(one.in_service for one in filled.store.devices.all() if one.id == "R5CX1")
+    done = server.send(path, {**fields, "_csrf_token": csrf}, Cookie=cookie)
+    assert done.status == 200
+    assert "pixel-left is out of service" in done.text
+    assert 'href="/devices/pixel-left"' in done.text
     [known] = [one for one in filled.store.devices.all() if one.id == "R5CX1"]
     assert (known.in_service, known.service_note, known.service_user) == (False, "<b>broken</b>", "root")
 
 
-def test_pages_have_the_forms_of_the_role_of_a_signed_in_user_alone(start: Start, filled: Filled) -> None:
+def test_pages_have_the_forms_of_the_role_of_a_signed_in_user_alone(server: Server, filled: Filled) -> None:
     pages = ("/devices/pixel-left", "/runs", "/alerts/1", "/jobs/quantized_ops%2Fconv2d%5BSM8650-htp-8a8w%5D")
     tokens = {role: filled.store.accounts.add(f"a {role}", role) for role in Role}
 
@@ -164,9 +159,8 @@ def test_pages_have_the_forms_of_the_role_of_a_signed_in_user_alone(start: Start
         return set(re.findall(r'<form method="post" action="/actions/(\w+)"', text))
 
     own = {"lease", "run", "rerun", "assign", "accept"}
-    with start() as server:
-        found = {role: forms(server, Cookie=server.session(token)) for role, token in tokens.items()}
-        program = forms(server, Authorization=f"Bearer {tokens[Role.OPERATOR]}")
+    found = {role: forms(server, Cookie=server.session(token)) for role, token in tokens.items()}
+    program = forms(server, Authorization=f"Bearer {tokens[Role.OPERATOR]}")
     assert found == {Role.VIEWER: set(), Role.DEVELOPER: own, Role.OPERATOR: own | {"disable", "check"}}
     assert program == set(), "a program sends no forms"
 
@@ -205,21 +199,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_what_cannot_be_is_said(start: Start, filled: Filled) -> None:
+def test_what_cannot_be_is_said(server: Server, filled: Filled) -> None:
     token = filled.store.accounts.add("root", Role.OPERATOR)
-    with start() as server:
-        for name, asked, message in REFUSED:
-            answer = act(server, name, asked, token)
-            assert answer.status in (400, 404, 409), asked
-            assert message in answer.json["error"], asked
+    for name, asked, message in REFUSED:
+        answer = act(server, name, asked, token)
+        assert answer.status in (400, 404, 409), asked
+        assert message in answer.json["error"], asked
 
 
-def test_a_run_is_a_command_in_the_name_of_the_account(start: Start, filled: Filled, started: list[list[str]]) -> None:
+def test_a_run_is_a_command_in_the_name_of_the_account(
+    server: Server, filled: Filled, started: list[list[str]]
+) -> None:
     token = filled.store.accounts.add("ada", Role.DEVELOPER)
-    with start() as server:
-        asked = {"suite": "smoke, quantized_ops", "soc": "SM8650", "keyword": "-- x", "name": "mine", "virtual": 1}
-        assert act(server, "run", asked, token).status == 200
-        assert act(server, "rerun", {"job": "--help", "run": "latest"}, token).status == 200
+    asked = {"suite": "smoke, quantized_ops", "soc": "SM8650", "keyword": "-- x", "name": "mine", "virtual": 1}
+    assert act(server, "run", asked, token).status == 200
+    assert act(server, "rerun", {"job": "--help", "run": "latest"}, token).status == 200
     assert [" ".join(words) for words in started] == [
         "ada run --suite=smoke --suite=quantized_ops --soc=SM8650 -k-- x --name=mine --virtual=1",
         f"ada jobs rerun --run={filled.live} -- --help",
@@ -227,24 +221,23 @@ def test_a_run_is_a_command_in_the_name_of_the_account(start: Start, filled: Fil
 
 
 def test_an_action_that_ends_unexpectedly_is_in_the_audit(
-    start: Start, filled: Filled, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    server: Server, filled: Filled, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     token = filled.store.accounts.add("ada", Role.DEVELOPER)
     monkeypatch.setattr(actions, "_start", lambda *_: dict[str, actions.Done]()["x"])
-    with start() as server:
-        assert act(server, "rerun", {"job": "a"}, token).status == 500
-        assert act(server, "rerun", {"job": "a\0b"}, token).status == 400
-        deep = server.get(
-            "/api/v1/actions/rerun", method="POST", body="[" * 200_000, Authorization=f"Bearer {token}",
-            Content_Type="application/json",
-        )  # fmt: skip
-        assert deep.status == 400, deep.text
+    assert act(server, "rerun", {"job": "a"}, token).status == 500
+    assert act(server, "rerun", {"job": "a\0b"}, token).status == 400
+    deep = server.get(
+        "/api/v1/actions/rerun", method="POST", body="[" * 200_000, Authorization=f"Bearer {token}",
+        Content_Type="application/json",
+    )  # fmt: skip
+    assert deep.status == 400, deep.text
     assert [one.outcome for one in filled.store.accounts.audit(3)] == ["failed: KeyError"]
     assert "KeyError" in capfd.readouterr().err
 
 
 def test_an_action_that_hangs_is_in_the_audit(
-    start: Start, filled: Filled, home: FarmHome, monkeypatch: pytest.MonkeyPatch
+    server: Server, filled: Filled, home: FarmHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, goes_on = filled.store.accounts.add("ada", Role.DEVELOPER), threading.Event()
 
@@ -253,7 +246,7 @@ def test_an_action_that_hangs_is_in_the_audit(
         return actions.Done("started")
 
     monkeypatch.setattr(actions, "_start", hang)
-    with start() as server, ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(act, server, "rerun", {"job": "a"}, token)
         until(lambda: [one.outcome for one in filled.store.accounts.audit(3)] == ["not ended"])
         assert "not ended" in home.farm("lab", "audit", code=0).stdout

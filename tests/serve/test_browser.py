@@ -28,7 +28,7 @@ from farm.store.store import open_store
 from .conftest import running
 
 if TYPE_CHECKING:
-    from conftest import Filled, Server, Start
+    from conftest import Filled, Server
 
     from farm.base.config.settings import Config
 
@@ -253,56 +253,54 @@ def press(browser: WebDriver, name: str, /, **fields: str) -> str:
 
 
 def test_a_device_is_leased_later_given_back_and_taken_out_of_service_on_its_page(
-    browser: WebDriver, start: Start, filled: Filled, started: list[list[str]], look: Look
+    browser: WebDriver, server: Server, filled: Filled, started: list[list[str]], look: Look
 ) -> None:
     token, store = filled.store.accounts.add("root", Role.OPERATOR), filled.store
     later = datetime.now().astimezone().replace(second=0, microsecond=0) + timedelta(days=1)
-    with start() as server:
-        show(browser, f"{server.url}/login")
-        look("login")
-        sign_in(browser, server, token, "/devices/pixel-left")
-        assert find(browser, ".who").text == "root, operator"
-        output = press(browser, "lease", seconds="4 hours", from_time=f"{later:%Y-%m-%dT%H:%M}")
-        assert "pixel-left (SM8650, hardware) is yours from" in output
-        [lease] = store.leases.upcoming()
-        assert (lease.reserved_for, lease.reserved_from_ms) == ("root", round(later.timestamp() * 1000))
-        assert lease.reserved_until_ms - lease.reserved_from_ms == 4 * 3_600_000
-        assert f"{later:%Y-%m-%d %H:%M}" in find(browser, "#reservations-h + div table").text
-        look("device")
-        for action, fields, says in (
-            ("release", {}, "is given back"), ("lease", {}, "is yours until"),
-            ("disable", {"note": "a new battery"}, "is out of service"), ("enable", {}, "is in service"),
-            ("check", {}, "started"),
-        ):  # fmt: skip
-            assert says in press(browser, action, **fields)
-        find(browser, 'form[action="/logout"] button').click()
-        wait(browser, lambda b: b.current_url == f"{server.url}/login")
+    show(browser, f"{server.url}/login")
+    look("login")
+    sign_in(browser, server, token, "/devices/pixel-left")
+    assert find(browser, ".who").text == "root, operator"
+    output = press(browser, "lease", seconds="4 hours", from_time=f"{later:%Y-%m-%dT%H:%M}")
+    assert "pixel-left (SM8650, hardware) is yours from" in output
+    [lease] = store.leases.upcoming()
+    assert (lease.reserved_for, lease.reserved_from_ms) == ("root", round(later.timestamp() * 1000))
+    assert lease.reserved_until_ms - lease.reserved_from_ms == 4 * 3_600_000
+    assert f"{later:%Y-%m-%d %H:%M}" in find(browser, "#reservations-h + div table").text
+    look("device")
+    for action, fields, says in (
+        ("release", {}, "is given back"), ("lease", {}, "is yours until"),
+        ("disable", {"note": "a new battery"}, "is out of service"), ("enable", {}, "is in service"),
+        ("check", {}, "started"),
+    ):  # fmt: skip
+        assert says in press(browser, action, **fields)
+    find(browser, 'form[action="/logout"] button').click()
+    wait(browser, lambda b: b.current_url == f"{server.url}/login")
     assert started == [["root", "devices", "check", "--", "R5CX1"]]
 
 
 def test_an_alert_is_assigned_and_accepted_and_a_job_runs_again_on_their_pages(
-    browser: WebDriver, start: Start, filled: Filled, started: list[list[str]], look: Look
+    browser: WebDriver, server: Server, filled: Filled, started: list[list[str]], look: Look
 ) -> None:
     token, store = filled.store.accounts.add("eve", Role.DEVELOPER), filled.store
-    with start() as server:
-        sign_in(browser, server, token, "/alerts/1")
-        look("alert")
-        press(browser, "assign", state="acknowledged", note="the new tiling")
-        remark = store.alerts.remarks(["alert:1"])["alert:1"][-1]
-        assert (remark.user, remark.owner, remark.state) == ("eve", "eve", "acknowledged")
-        assert "eve" in find(browser, "dl.facts").text
-        assert "accepted: " in press(browser, "accept", note="faster elsewhere")
-        assert store.alerts.get(1).state == "accepted"
-        assert not browser.find_elements(By.CSS_SELECTOR, 'form[action="/actions/accept"]')
-        show(browser, f"{server.url}/jobs/{JOB}?run=latest~1")
-        look("job")
-        press(browser, "rerun")
-        press(browser, "assign", note="mine")
-        show(browser, f"{server.url}/runs")
-        look("runs")
-        press(browser, "run", suite="smoke", soc="SM8650", name="from the page")
-        assert "expected names" in press(browser, "run", suite="/etc", soc="SM8650")
-        assert browser.current_url == f"{server.url}/runs"
+    sign_in(browser, server, token, "/alerts/1")
+    look("alert")
+    press(browser, "assign", state="acknowledged", note="the new tiling")
+    remark = store.alerts.remarks(["alert:1"])["alert:1"][-1]
+    assert (remark.user, remark.owner, remark.state) == ("eve", "eve", "acknowledged")
+    assert "eve" in find(browser, "dl.facts").text
+    assert "accepted: " in press(browser, "accept", note="faster elsewhere")
+    assert store.alerts.get(1).state == "accepted"
+    assert not browser.find_elements(By.CSS_SELECTOR, 'form[action="/actions/accept"]')
+    show(browser, f"{server.url}/jobs/{JOB}?run=latest~1")
+    look("job")
+    press(browser, "rerun")
+    press(browser, "assign", note="mine")
+    show(browser, f"{server.url}/runs")
+    look("runs")
+    press(browser, "run", suite="smoke", soc="SM8650", name="from the page")
+    assert "expected names" in press(browser, "run", suite="/etc", soc="SM8650")
+    assert browser.current_url == f"{server.url}/runs"
     assert store.alerts.remarks([f"job:{unquote(JOB)}"])[f"job:{unquote(JOB)}"][-1].note == "mine"
     assert started == [
         ["eve", "jobs", "rerun", f"--run={filled.runs[3]}", "--", unquote(JOB)],
