@@ -27,8 +27,11 @@ from sqlalchemy import (
     text,
     true,
 )
+from sqlalchemy.schema import SchemaItem
+from sqlalchemy.types import TypeEngine
 
 from farm.results.attempt import Comparison, LayerComparison, OperatorProfile
+from farm.store import values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, DETAIL_FIELDS
 
 # Read from file names, so that an up-to-date store is recognized without importing Alembic.
@@ -51,22 +54,28 @@ metadata = MetaData(
 # SQLite numbers rows by itself only for a key of type INTEGER, which holds 64 bits there.
 RowId = BigInteger().with_variant(Integer(), "sqlite")
 
+
+def _table(name: str, *content: SchemaItem, **options: Any) -> Table:
+    return Table(name, metadata, *content, **options)
+
+
+def _required(kind: TypeEngine[Any], *names: str) -> list[Column[Any]]:
+    """Return columns of one type, none of which may be NULL."""
+    return [Column(name, kind, nullable=False) for name in names]
+
+
 # Records: runs, jobs, attempts, and every number.
 
-fingerprint = Table(
+fingerprint = _table(
     "fingerprint",
-    metadata,
     Column("hash", String(64), primary_key=True),
     Column("facts", JSON, nullable=False),
 )
 
-run = Table(
+run = _table(
     "run",
-    metadata,
     Column("id", String(64), primary_key=True),
-    Column("command", Text, nullable=False),
-    Column("user_name", Text, nullable=False),
-    Column("host", Text, nullable=False),
+    *_required(Text(), "command", "user_name", "host"),
     Column("fingerprint_hash", ForeignKey(fingerprint.c.hash), nullable=False),
     Column("started_ms", BigInteger, nullable=False, index=True),
     Column("finished_ms", BigInteger),
@@ -92,9 +101,8 @@ run = Table(
     Column("run_began", Boolean, nullable=False, server_default=true()),
 )
 
-device = Table(
+device = _table(
     "device",
-    metadata,
     Column("id", RowId, primary_key=True),
     Column("serial", String(256), nullable=False),
     Column("soc", String(64), nullable=False),
@@ -103,34 +111,27 @@ device = Table(
     UniqueConstraint("serial", "soc", "kind", "build"),
 )
 
-run_device = Table(
+run_device = _table(
     "run_device",
-    metadata,
     Column("run_id", ForeignKey(run.c.id), primary_key=True),
     Column("device_id", ForeignKey(device.c.id), primary_key=True),
     # Versions of the device's runtime; NULL if unknown.
     Column("runtime", JSON(none_as_null=True)),
 )
 
-suite_case = Table(
+suite_case = _table(
     "suite_case",
-    metadata,
     Column("id", RowId, primary_key=True),
-    Column("suite", String(64), nullable=False),
-    Column("case_name", String(64), nullable=False),
-    Column("version", String(64), nullable=False),
+    *_required(String(64), "suite", "case_name", "version"),
     Column("module", Text, nullable=False),
     UniqueConstraint("suite", "case_name", "version"),
 )
 
-job = Table(
+job = _table(
     "job",
-    metadata,
     Column("id", RowId, primary_key=True),
     Column("name", String(512), nullable=False, unique=True),
-    Column("suite", String(64), nullable=False),
-    Column("case_name", String(64), nullable=False),
-    Column("soc", String(64), nullable=False),
+    *_required(String(64), "suite", "case_name", "soc"),
     Column("backend", String(16), nullable=False),
     Column("precision", String(32), nullable=False),
     Column("options", JSON, nullable=False),
@@ -138,9 +139,8 @@ job = Table(
     Index("ix_job_case_name", "case_name"),
 )
 
-run_job = Table(
+run_job = _table(
     "run_job",
-    metadata,
     Column("id", RowId, primary_key=True),
     Column("run_id", ForeignKey(run.c.id), nullable=False),
     Column("job_id", ForeignKey(job.c.id), nullable=False),
@@ -166,18 +166,16 @@ run_job = Table(
 )
 
 # Durations by which the first shard of a login divided the jobs, so that its other shards divide them alike.
-shard_weights = Table(
+shard_weights = _table(
     "shard_weights",
-    metadata,
     Column("user_name", String(256), primary_key=True),
     Column("selection", String(64), primary_key=True),
     Column("asked_ms", BigInteger, nullable=False),
     Column("seconds", JSON, nullable=False),
 )
 
-attempt = Table(
+attempt = _table(
     "attempt",
-    metadata,
     Column("id", RowId, primary_key=True),
     Column("run_job_id", ForeignKey(run_job.c.id), nullable=False),
     Column("digest", String(64)),
@@ -209,25 +207,26 @@ def _make_trigger(_: Table, connection: Connection, **_options: Any) -> None:
         connection.execute(text(statement))
 
 
-def _of_attempts(name: str, kind: type[Struct], *more: Column[Any]) -> Table:
-    """Return the table for a struct of details of attempts."""
-    return Table(
+def _of_attempts(name: str, *columns: Column[Any]) -> Table:
+    """Return the table for details of attempts, in their order."""
+    return _table(
         name,
-        metadata,
         Column("attempt_id", ForeignKey(attempt.c.id), primary_key=True),
         Column("position", Integer, primary_key=True, autoincrement=False),
-        *(field.column for field in DETAIL_FIELDS[kind].values()),
-        *more,
+        *columns,
     )
 
 
-comparison = _of_attempts("comparison", Comparison, Column("nan_figures", JSON, nullable=False))
-op_profile = _of_attempts("op_profile", OperatorProfile)
-layer = _of_attempts("layer", LayerComparison, Column("nan_figures", JSON, nullable=False))
+def _fields(kind: type[Struct]) -> list[Column[Any]]:
+    return [field.column for field in DETAIL_FIELDS[kind].values()]
 
-series = Table(
+
+comparison = _of_attempts("comparison", *_fields(Comparison), Column("nan_figures", JSON, nullable=False))
+op_profile = _of_attempts("op_profile", *_fields(OperatorProfile))
+layer = _of_attempts("layer", *_fields(LayerComparison), Column("nan_figures", JSON, nullable=False))
+
+series = _table(
     "series",
-    metadata,
     Column("id", RowId, primary_key=True),
     Column("job_id", ForeignKey(job.c.id), nullable=False),
     Column("metric", String(128), nullable=False),
@@ -237,54 +236,37 @@ series = Table(
     UniqueConstraint("job_id", "metric", "unit", "direction", "exact"),
 )
 
-measurement = Table(
+measurement = _of_attempts(
     "measurement",
-    metadata,
-    Column("attempt_id", ForeignKey(attempt.c.id), primary_key=True),
-    Column("position", Integer, primary_key=True, autoincrement=False),
     Column("series_id", ForeignKey(series.c.id), nullable=False, index=True),
     Column("n", Integer, nullable=False),
-    Column("min", Float(53)),
-    Column("p10", Float(53)),
-    Column("p50", Float(53)),
-    Column("p90", Float(53)),
-    Column("p99", Float(53)),
-    Column("mean", Float(53)),
-    Column("mad", Float(53)),
+    *(Column(statistic, Float(53)) for statistic in values.STATISTICS),
     Column("samples", LargeBinary, nullable=False),
 )
 
-counter = Table(
+counter = _of_attempts(
     "counter",
-    metadata,
-    Column("attempt_id", ForeignKey(attempt.c.id), primary_key=True),
-    Column("position", Integer, primary_key=True, autoincrement=False),
     Column("series_id", ForeignKey(series.c.id), nullable=False, index=True),
     Column("n", Integer, nullable=False),
-    Column("value", BigInteger, nullable=False),
-    Column("max", BigInteger, nullable=False),
+    *_required(BigInteger(), "value", "max"),
     Column("samples", LargeBinary, nullable=False),
 )
 
 # Runs are named by id without a foreign key: an alert outlives its run.
-alert = Table(
+alert = _table(
     "alert",
-    metadata,
     Column("id", RowId, primary_key=True),
     Column("series_id", ForeignKey(series.c.id), nullable=False),
     Column("device_kind", String(16), nullable=False),
     Column("run_id", String(64), nullable=False, index=True),
-    Column("finding", String(16), nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("last_good", String(64), nullable=False),
-    Column("first_bad", String(64), nullable=False),
+    *_required(String(16), "finding", "state"),
+    *_required(String(64), "last_good", "first_bad"),
     # NULL stands for NaN in these columns.
     Column("change", Float(53)),
     Column("low", Float(53)),
     Column("high", Float(53)),
     Column("p_value", Float(53)),
-    Column("reason", Text, nullable=False),
-    Column("guilt", Text, nullable=False),
+    *_required(Text(), "reason", "guilt"),
     Column("device", String(256), nullable=False),
     # Measured pairs, [[good, new], ...], for a later judgement.
     Column("pairs", JSON(none_as_null=True)),
@@ -299,23 +281,20 @@ alert = Table(
 )
 
 # Every remark stays; the newest of a subject counts.
-triage = Table(
+triage = _table(
     "triage",
-    metadata,
     Column("id", RowId, primary_key=True),
     # `alert:12`, or `job:` and the id of the job.
     Column("subject", String(576), nullable=False, index=True),
     Column("state", String(16), nullable=False),
-    Column("user_name", String(256), nullable=False),
-    Column("owner", String(256), nullable=False),
+    *_required(String(256), "user_name", "owner"),
     Column("note", Text, nullable=False),
     Column("time_ms", BigInteger, nullable=False),
     Column("until_ms", BigInteger),
 )
 
-artifact = Table(
+artifact = _table(
     "artifact",
-    metadata,
     Column("id", RowId, primary_key=True),
     Column("attempt_id", ForeignKey(attempt.c.id), nullable=False),
     Column("sha256", String(64), nullable=False),
@@ -327,17 +306,13 @@ artifact = Table(
 
 # Devices between runs: health, leases and waiting processes.
 
-device_state = Table(
+device_state = _table(
     "device_state",
-    metadata,
     Column("id", String(256), primary_key=True),
-    Column("serial", String(256), nullable=False),
-    Column("host", String(256), nullable=False),
+    *_required(String(256), "serial", "host"),
     Column("soc", String(64), nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("os", String(16), nullable=False),
-    Column("product", String(256), nullable=False),
-    Column("name", String(256), nullable=False),
+    *_required(String(16), "kind", "os"),
+    *_required(String(256), "product", "name"),
     Column("labels", JSON, nullable=False),
     Column("in_service", Boolean, nullable=False),
     Column("service_note", Text, nullable=False),
@@ -350,9 +325,8 @@ device_state = Table(
     Column("forgotten_ms", BigInteger, nullable=False, server_default="0"),  # 0: never, or seen again since
 )
 
-health_event = Table(
+health_event = _table(
     "health_event",
-    metadata,
     Column("id", RowId, primary_key=True),
     Column("device", ForeignKey(device_state.c.id), nullable=False, index=True),
     Column("time_ms", BigInteger, nullable=False),
@@ -364,19 +338,16 @@ health_event = Table(
 )
 
 # The row of a free device stays, because its fence has to keep counting up.
-lease = Table(
+lease = _table(
     "lease",
-    metadata,
     Column("device", String(256), primary_key=True),
     Column("fence", BigInteger, nullable=False),
     Column("token", String(64), nullable=False),
-    Column("user_name", String(256), nullable=False),
-    Column("host", String(256), nullable=False),
+    *_required(String(256), "user_name", "host"),
     Column("pid", BigInteger, nullable=False),
     Column("purpose", Text, nullable=False),
     Column("priority", Integer, nullable=False),
-    Column("acquired_ms", BigInteger, nullable=False),
-    Column("expires_ms", BigInteger, nullable=False),
+    *_required(BigInteger(), "acquired_ms", "expires_ms"),
     Column("reserved_for", String(256), nullable=False),
     Column("reserved_until_ms", BigInteger, nullable=False),
     # Start of the reservation; 0 for a reservation that begins at once.
@@ -386,27 +357,23 @@ lease = Table(
     Index("ix_lease_token", "token"),
 )
 
-waiter = Table(
+waiter = _table(
     "waiter",
-    metadata,
     Column("id", String(64), primary_key=True),
     # JSON as text: many waiters have the same list, which is then decoded once.
     Column("devices", Text, nullable=False),
     Column("wanted", Integer, nullable=False),
-    Column("user_name", String(256), nullable=False),
-    Column("host", String(256), nullable=False),
+    *_required(String(256), "user_name", "host"),
     Column("pid", BigInteger, nullable=False),
     Column("purpose", Text, nullable=False),
     Column("priority", Integer, nullable=False),
-    Column("since_ms", BigInteger, nullable=False),
-    Column("expires_ms", BigInteger, nullable=False),
+    *_required(BigInteger(), "since_ms", "expires_ms"),
 )
 
 # Accounts of `farm serve`, and the record of their actions.
 
-account = Table(
+account = _table(
     "account",
-    metadata,
     Column("name", String(256), primary_key=True),
     # `viewer`, `developer` or `operator`.
     Column("role", String(16), nullable=False),
@@ -415,9 +382,8 @@ account = Table(
     Column("created_ms", BigInteger, nullable=False),
 )
 
-audit = Table(
+audit = _table(
     "audit",
-    metadata,
     Column("id", RowId, primary_key=True),
     Column("time_ms", BigInteger, nullable=False),
     Column("user_name", String(256), nullable=False),
@@ -434,17 +400,15 @@ audit = Table(
 # Shared farm: submitted runs, shards, builds, agents. Only PostgreSQL has rows.
 
 # Submitted run. Columns with JSON as text are decoded by programs, never by a query.
-run_order = Table(
+run_order = _table(
     "run_order",
-    metadata,
     Column("run_id", ForeignKey(run.c.id), primary_key=True),
     Column("user_name", String(256), nullable=False),
     Column("priority", Integer, nullable=False),
     Column("purpose", Text, nullable=False),
     Column("protocol", Integer, nullable=False),
     Column("terms", Text, nullable=False),
-    Column("devices", JSON, nullable=False),
-    Column("labels", JSON, nullable=False),
+    *_required(JSON(), "devices", "labels"),
     # "SOC/KIND/OS" of the devices that the run has a runtime for; empty for all devices.
     Column("classes", JSON, nullable=False),
     Column("most_devices", Integer),
@@ -459,9 +423,8 @@ run_order = Table(
     Column("ended_ms", BigInteger),
 )
 
-shard = Table(
+shard = _table(
     "shard",
-    metadata,
     Column("id", RowId, primary_key=True),
     Column("run_id", ForeignKey(run_order.c.run_id), nullable=False),
     Column("soc", String(64), nullable=False),
@@ -491,37 +454,32 @@ shard = Table(
 )
 
 # Time of the last look for devices of a SoC that others have a better right to.
-soc_look = Table(
+soc_look = _table(
     "soc_look",
-    metadata,
     Column("soc", String(64), primary_key=True),
     Column("looked_ms", BigInteger, nullable=False),
 )
 
 # Jobs of a shard, in a table of their own: each decision reads all waiting rows of `shard`, which stay small.
-shard_jobs = Table(
+shard_jobs = _table(
     "shard_jobs",
-    metadata,
     Column("shard", ForeignKey(shard.c.id), primary_key=True),
     # JSON with the names of all jobs, and of the jobs with a result; name of the first job without one; all jobs with
     # the keys of their bundles, compressed by zlib because a job has kilobytes of tolerances.
-    Column("names", Text, nullable=False),
-    Column("done", Text, nullable=False),
+    *_required(Text(), "names", "done"),
     Column("next_job", String(512), nullable=False),
     Column("jobs", LargeBinary, nullable=False),
 )
 
 # Row for each bundle requested from build hosts, shared by all runs.
-build = Table(
+build = _table(
     "build",
-    metadata,
     Column("key", String(128), primary_key=True),
     Column("toolchain", String(128), nullable=False),
     Column("task", Text, nullable=False),
     # User and priority of the most urgent run that requests the bundle, and its place there.
     Column("user_name", String(256), nullable=False),
-    Column("priority", Integer, nullable=False),
-    Column("position", Integer, nullable=False),
+    *_required(Integer(), "priority", "position"),
     Column("state", String(16), nullable=False),
     # Reasons of the agents that put the build back, by host: they do not get it again.
     Column("put_back", JSON, nullable=False),
@@ -537,9 +495,8 @@ build = Table(
 )
 
 # Jobs of shards that wait for a bundle, or whose bundle could not be built.
-build_wanted = Table(
+build_wanted = _table(
     "build_wanted",
-    metadata,
     Column("shard", ForeignKey(shard.c.id), primary_key=True),
     Column("job", String(512), primary_key=True),
     Column("key", String(128), nullable=False, index=True),
@@ -548,41 +505,34 @@ build_wanted = Table(
     Column("failure", Text),
 )
 
-agent = Table(
+agent = _table(
     "agent",
-    metadata,
     Column("name", String(256), primary_key=True),
     # Token of this registration and of its leases.
     Column("token", String(64), nullable=False),
     Column("user_name", String(256), nullable=False),
     Column("facts", Text, nullable=False),
-    Column("started_ms", BigInteger, nullable=False),
-    Column("heartbeat_ms", BigInteger, nullable=False),
-    Column("expires_ms", BigInteger, nullable=False),
+    *_required(BigInteger(), "started_ms", "heartbeat_ms", "expires_ms"),
     Column("has_left", Boolean, nullable=False),
     # True for an agent that has to take no new work.
     Column("is_draining", Boolean, nullable=False),
 )
 
-agent_device = Table(
+agent_device = _table(
     "agent_device",
-    metadata,
     Column("device", String(256), primary_key=True),
     Column("agent", ForeignKey(agent.c.name), nullable=False, index=True),
     Column("soc", String(64), nullable=False, index=True),
-    Column("kind", String(16), nullable=False),
-    Column("os", String(16), nullable=False),
-    Column("serial", String(256), nullable=False),
-    Column("name", String(256), nullable=False),
+    *_required(String(16), "kind", "os"),
+    *_required(String(256), "serial", "name"),
     Column("labels", JSON, nullable=False),
     # Reason why the agent cannot use the device now; empty for a usable device.
     Column("refused", Text, nullable=False),
 )
 
 # Most devices at once for `user:ada` or `label:camera`.
-quota = Table(
+quota = _table(
     "quota",
-    metadata,
     Column("subject", String(320), primary_key=True),
     Column("most", Integer, nullable=False),
     Column("set_by", String(256), nullable=False),
@@ -590,9 +540,8 @@ quota = Table(
 )
 
 # Start of a nightly run: the row decides which of several agents starts it, once for each due time.
-nightly_start = Table(
+nightly_start = _table(
     "nightly_start",
-    metadata,
     Column("name", String(128), primary_key=True),
     Column("due_ms", BigInteger, primary_key=True),
     Column("state", String(16), nullable=False),

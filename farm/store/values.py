@@ -162,27 +162,25 @@ def unpack_integers(blob: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(blob) // 8}q", blob)
 
 
+STATISTICS = ("min", "p10", "p50", "p90", "p99", "mean", "mad")
+"""Columns of a measurement about its samples; mad is their median absolute deviation."""
+
+
 def statistics_of(samples: Sequence[float]) -> dict[str, float | None]:
-    """Return min, p10, p50, p90, p99, mean and mad (median absolute deviation) of `samples`, by column.
+    """Return the STATISTICS of `samples`, by column.
 
     Percentiles are interpolated linearly, as in numpy. A statistic is None if it would be NaN, for lack of samples, a
     NaN sample or cancelling infinities: SQLite has no NaN.
     """
     if not samples or any(math.isnan(value) for value in samples):
-        return dict.fromkeys(("min", "p10", "p50", "p90", "p99", "mean", "mad"))
+        return dict.fromkeys(STATISTICS)
     ordered = sorted(map(float, samples))
     median = _percentile(ordered, 0.5)
     deviations = [abs(value - median) for value in ordered]
-    found = {
-        "min": ordered[0],
-        "p10": _percentile(ordered, 0.1),
-        "p50": median,
-        "p90": _percentile(ordered, 0.9),
-        "p99": _percentile(ordered, 0.99),
-        "mean": _mean(ordered),
-        "mad": math.nan if any(map(math.isnan, deviations)) else _percentile(sorted(deviations), 0.5),
-    }
-    return {name: None if math.isnan(value) else value for name, value in found.items()}
+    percentiles = (_percentile(ordered, share) for share in (0.1, 0.5, 0.9, 0.99))
+    mad = math.nan if any(map(math.isnan, deviations)) else _percentile(sorted(deviations), 0.5)
+    found = zip(STATISTICS, (ordered[0], *percentiles, _mean(ordered), mad), strict=True)
+    return {name: None if math.isnan(value) else value for name, value in found}
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
