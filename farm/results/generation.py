@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from farm.base.errors import BundleError
 from farm.builds.bundles.bundle import Bundle, Generation, read_tensor
+from farm.devices.execution.raw import RawResult
 from farm.results.attempt import Cause, Direction, Ending, Measurement, Stage, Verdict, failed
 from farm.results.numerics import Figures, compare
-from farm.results.outputs import output_of, reference_of
+from farm.results.outputs import FiguresByOutput, output_of, reference_of
+from farm.results.runner_report import Generated, RunnerReport
 from farm.suites.figures import COUNTERS, log_softmax
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from farm.devices.execution.raw import RawResult
-    from farm.results.outputs import FiguresByOutput
-    from farm.results.runner_report import Generated, RunnerReport
 
 EXPECTED = "expected"
 """Key in the tokens of a manifest: the exact tokens that a ready program has to generate."""

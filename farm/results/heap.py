@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
@@ -19,12 +20,7 @@ from farm.base.text import one_line, reason_line
 from farm.devices.execution.raw import HEAP_FILE, HEAP_LIMIT, RawResult, heap_folders
 from farm.results.attempt import Attempt, Cause, Ending, Measurement, Stage, Verdict, failed, infra
 from farm.results.measurements import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from farm.suites.suite import Expectation, Job
+from farm.suites.suite import Expectation, Job
 
 _IDENTIFIERS = {b"DSP:before_context_created": "before", b"DSP:after_context_freed": "after"}
 # The identifier may contain commas; the unit of the number follows the last one.

@@ -6,17 +6,17 @@ The module writes no files and asks no device. docs/explanation/verdicts.md has 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.backends.registry import BACKENDS, runs_on_cpu
 from farm.base.errors import BundleError
 from farm.base.text import bounded_log, reason_line
-from farm.builds.bundles.bundle import NO_ORIGINS, read_origins
-from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE, RawResult
-from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
+from farm.builds.bundles.bundle import NO_ORIGINS, Bundle, read_origins
+from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE, Observed, RawResult
+from farm.results.attempt import Attempt, Cause, Ending, Measurement, Stage, Verdict, failed, infra
 from farm.results.generation import judge_tokens, report_problem, untimed_problem, with_tokens
 from farm.results.heap import heap_measurements, heap_note, judge_heap, read_heaps
 from farm.results.likelihoods import judge_likelihoods
@@ -38,15 +38,8 @@ from farm.results.outputs import (
     require_comparison,
 )
 from farm.results.profile.etdump import ETDumpError, intermediate_outputs, read_profile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from farm.builds.bundles.bundle import Bundle
-    from farm.devices.execution.raw import Observed
-    from farm.results.attempt import Measurement
-    from farm.results.runner_report import RunnerReport
-    from farm.suites.suite import Expectation, Job
+from farm.results.runner_report import RunnerReport
+from farm.suites.suite import Expectation, Job
 
 
 def slow_problem(expected: Expectation, measured: Iterable[Measurement]) -> str:

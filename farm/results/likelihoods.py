@@ -7,26 +7,21 @@ tokens, as in lm-eval. Pure except for reading the files of bundle and execution
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from farm.builds.bundles.bundle import Bundle, Generation
+from farm.devices.execution.raw import RawResult
 from farm.results.analysis.history import wilson
 from farm.results.attempt import Direction, Measurement
 from farm.results.generation import TokenFindings, numbers_problem, wrong_tokens
-from farm.results.outputs import output_of, reference_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from farm.devices.execution.raw import RawResult
-    from farm.results.outputs import FiguresByOutput
-    from farm.results.runner_report import RunnerReport
-    from farm.suites.prompts import Likelihoods, TaskQuestion
+from farm.results.outputs import FiguresByOutput, output_of, reference_of
+from farm.results.runner_report import RunnerReport
+from farm.suites.prompts import Likelihoods, TaskQuestion
 
 _OUTPUT = "output"
 _NAMES = {"quantized": "the quantized module", "fp32": "FP32"}

@@ -16,19 +16,15 @@ Elements that are NaN in both, or the same infinity in both, are equal and stay 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from farm.suites.figures import COMPARED, figure_fields
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from farm.suites.suite import Limits
+from farm.suites.suite import Limits
 
 # Stands for a noise so small that its square underflows: unequal outputs must not look equal.
 _LEAST_NOISE = float(np.finfo(np.float64).smallest_subnormal)

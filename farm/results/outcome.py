@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,10 +14,7 @@ from farm.devices.execution.raw import RESULT_FILE, RawResult
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.known_troubles import LOADER_FAILURE, TROUBLES, KnownTrouble, Party, Retry
 from farm.results.runner_report import UNSUPPORTED, ReportError, RunnerError, RunnerReport, read_report
-
-if TYPE_CHECKING:
-    from farm.suites.options import FrameSetting
-
+from farm.suites.options import FrameSetting
 
 # A log -> the known trouble in it, and what that changes about an ending. Pure; the table is `known_troubles.py`.
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from farm.base.errors import BundleError
-from farm.builds.bundles.bundle import Constant, read_tensor
-from farm.devices.execution.raw import RESULT_FILE
-from farm.results.attempt import Cause, Comparison, Ending, Stage, Verdict, failed, infra
+from farm.builds.bundles.bundle import Bundle, Constant, Manifest, TensorSpec, read_tensor
+from farm.devices.execution.raw import RESULT_FILE, RawResult
+from farm.results.attempt import Cause, Comparison, Ending, Measurement, Stage, Verdict, failed, infra
 from farm.results.measurements import measure
 from farm.results.numerics import (
     Figures,
@@ -24,32 +26,12 @@ from farm.results.numerics import (
     with_loss,
     worst,
 )
+from farm.results.runner_report import Inference, RunnerReport, RunnerTensor
 from farm.suites.figures import COLUMNS
+from farm.suites.suite import Job, Limits
 
-if TYPE_CHECKING:
-    from farm.builds.bundles.bundle import Bundle
-    from farm.results.runner_report import Inference, RunnerReport
-    from farm.suites.suite import Job
-
-
-# The outputs of an execution that went well, against both references and the limits of the case.
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from farm.builds.bundles.bundle import Bundle, Manifest, TensorSpec
-    from farm.devices.execution.raw import RawResult
-    from farm.results.attempt import Measurement
-    from farm.results.runner_report import RunnerReport, RunnerTensor
-    from farm.suites.suite import Job, Limits
-
-    # Tensors of one output over all samples, by kind of reference.
-    References = Mapping[str, Sequence[NDArray[np.generic]]]
-
+References = Mapping[str, Sequence[NDArray[np.generic]]]
+"""Tensors of one output over all samples, by kind of reference."""
 FiguresByOutput = dict[tuple[int, str], list[Figures]]
 """Figures of each sample in order, by output and reference."""
 

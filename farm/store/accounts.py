@@ -5,17 +5,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, true
 
 from farm.base.errors import UnknownNameError, UsageError
 from farm.store import rows, schema, values
+from farm.store.database import Database
 from farm.store.statements import struct_of
-
-if TYPE_CHECKING:
-    from farm.store.database import Database
 
 _PREFIX = "farm_"
 _MOST_TEXT = 4000

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import msgspec
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Integer, String, Text
+from sqlalchemy.types import TypeEngine
 
 from farm.results.attempt import Attempt, Comparison, LayerComparison, OperatorProfile
 from farm.store import values
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from sqlalchemy.types import TypeEngine
 
 
 class Kind(NamedTuple):

@@ -8,16 +8,18 @@ import re
 import sqlite3
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, Row, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from farm.base.config.shared import require_one_login, require_tls_files, secrets_of, shown_address
 from farm.base.errors import FIRST_RUN, MissingToolError, NoStoreError, StoreError, StoreLostError, UsageError
@@ -34,12 +36,6 @@ from farm.store.postgresql import (
 )
 from farm.store.problems import ELSEWHERE, interruption_before, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, REVISIONS, VERSION_TABLE, make_tables
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
-
 
 # Checks of an SQLite store's file: on a local disk, and still the opened file.
 #

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, create_engine, event, text
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from farm.base.errors import NoStoreError
 from farm.base.machine import user_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from sqlalchemy.engine import URL
 
 DRIVER = "psycopg"
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import Any
 
 import msgspec
 from sqlalchemy import Column, ColumnElement, Connection, Select, Table, delete, func, select, text
 
 from farm.base.config.runs import KeepReason, Rules, RunFacts, decide
 from farm.store import schema
+from farm.store.clock import Clock
+from farm.store.database import Database
 from farm.store.queries.alerts import not_remarked, open_alerts
 from farm.store.records import STEPS
 from farm.store.statements import KEYS, chunks, in_parts, statement
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from farm.store.clock import Clock
-    from farm.store.database import Database
 
 # A run without a new record for so long is not going on.
 _QUIET_MS = 86_400_000

@@ -8,7 +8,7 @@ import functools
 import math
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -16,19 +16,15 @@ from sqlalchemy import Connection, Insert, Row, Table, select, update
 
 from farm.base.errors import StoreLostError
 from farm.devices.device import Device, common_kind
-from farm.results.attempt import Attempt, Comparison, LayerComparison, OperatorProfile, Verdict
+from farm.results.attempt import Attempt, Comparison, LayerComparison, Measurement, OperatorProfile, Verdict
 from farm.store import schema, values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, DETAIL_FIELDS, columns_of
-from farm.store.records import ArtifactRecord, BuildRecord, LastVerdict, RunKind
+from farm.store.records import ArtifactRecord, BuildRecord, LastVerdict, RunKind, SkipReason
 from farm.store.statements import KEYS, in_parts, statement, struct_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from sqlalchemy.dialects import postgresql, sqlite
 
-    from farm.results.attempt import Measurement
-    from farm.store.records import SkipReason
     from farm.suites.suite import Job
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -13,10 +12,6 @@ from numpy.typing import NDArray
 
 from farm.results.analysis.confirmation import Answer, Confirmation
 from farm.results.analysis.statistics import GATES, LEAST_SIGMA, Scale, change_text, level_sigma, scaled
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
 
 # Step 3: which run was the first bad one? Few old bundles are run again. Pure: docs/explanation/statistics.md.
 

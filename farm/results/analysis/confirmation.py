@@ -5,10 +5,10 @@ changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,10 +28,6 @@ from farm.results.analysis.statistics import (
     signed_rank_p,
 )
 from farm.results.analysis.suspected import REPRESENTATIVES, Judgement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 # Step 2: is the new bundle itself different? From interleaved pairs on one warm device.
 #

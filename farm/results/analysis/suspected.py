@@ -5,7 +5,7 @@ docs/explanation/statistics.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -35,8 +35,6 @@ from farm.results.attempt import Direction
 from farm.suites.figures import TIME_UNITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
     from numpy.typing import NDArray
 

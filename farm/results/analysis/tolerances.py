@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from farm.suites.figures import COMPARED, FIGURES, Direction, Figure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from farm.suites.suite import Limits
+from farm.suites.suite import Limits
 
 # Least margin, and the unit of rounding away from the worst value, in the unit of the figure.
 _LEAST = {

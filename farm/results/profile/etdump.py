@@ -5,8 +5,10 @@ docs/guides/profiles.md.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,13 +31,7 @@ from farm.results.profile.event_names import (
     sums,
     unit_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from farm.results.runner_report import RunnerReport
-
+from farm.results.runner_report import RunnerReport
 
 # ETDump, the profile that ExecuTorch's event tracer leaves -> blocks of events.
 #

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 from sqlalchemy import Connection, text
 
 from farm.base.errors import MissingToolError, StoreError
+from farm.store.database import Database
 from farm.store.leases.rows import always_stable
 from farm.store.rights import HAS_JOBS, apply_again, become_owner, run_script
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from farm.store.database import Database
-
 
 # Procrastinate's tables in a store: creation and upgrade, by farm's own migrations.
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 import msgspec
 from sqlalchemy import Connection, delete, select, update
 
 from farm.builds.compile.protocol import BuildReply
 from farm.store import schema
+from farm.store.clock import Clock
+from farm.store.database import Database
 from farm.store.statements import KEYS, chunks, in_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from farm.store.clock import Clock
-    from farm.store.database import Database
 
 # Time between a run's check that a bundle exists and its submission: an hour would suffice.
 _QUIET_MS = 86_400_000

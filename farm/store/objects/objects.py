@@ -11,7 +11,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -33,8 +33,6 @@ from farm.builds.bundles.cache import folder_size
 from farm.devices.files import local_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from farm.base.config.settings import Config
     from farm.base.config.shared import ArtifactsAddress
     from farm.store.objects.places import FilePlace, Stored

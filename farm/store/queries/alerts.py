@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -14,14 +14,9 @@ from farm.base.errors import UnknownNameError
 from farm.results.analysis.statistics import GATES, TURNS, change_text, scale_of
 from farm.results.attempt import Direction
 from farm.store import rows, schema, values
+from farm.store.database import Database
 from farm.store.records import STEPS, AlertRecord, AlertState, NewAlert, Remark, RemarkState
 from farm.store.statements import KEYS, chunks, in_parts, struct_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from farm.store.database import Database
-
 
 # Standing of a series against its accepted level, after its established steps. Pure.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, func, select
@@ -10,15 +11,11 @@ from sqlalchemy import ColumnElement, Connection, Row, func, select
 from farm.base.errors import ExitCode, UnknownNameError
 from farm.store import schema, values
 from farm.store.clock import Clock, clock_ms
+from farm.store.database import Database
 from farm.store.queries.runs import find_run
 from farm.store.records import Purpose, RunToolchain
 from farm.store.statements import in_parts, statement, struct_of
 from farm.store.values import branch_text, purpose_of, toolchain_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from farm.store.database import Database
 
 _DAY_MS = 86_400_000
 # Age up to which an ended run is listed with running ones, as pages may still show it.

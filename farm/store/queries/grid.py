@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Row, String, case, cast, func, select
 
 from farm.store import schema, values
+from farm.store.database import Database
 from farm.store.records import RunToolchain
 from farm.store.rows import fingerprints
 from farm.store.statements import KEYS, in_parts, statement, struct_of
 from farm.store.values import of_branch, toolchain_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from farm.store.database import Database
 
 CELLS = "·pfkisn"
 """Letter of a cell: no row of the job, passed, failed, known issue, infra, skipped, not run."""

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import translate
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
+from sqlalchemy import Connection, Row
 
 from farm.base.errors import FIRST_RUN, NoHistoryError, UnknownNameError, UsageError
 from farm.base.socs import find_soc
 from farm.results.analysis.history import LOOKED_AT, Point, Record, Try, record_of
 from farm.results.analysis.statistics import Series
-from farm.results.attempt import Direction, Verdict
+from farm.results.attempt import Direction, OperatorProfile, Verdict
 from farm.store import values
+from farm.store.database import Database
 from farm.store.queries.runs import find_run
 from farm.store.records import ArtifactRecord, Background, HistoryPoint, JobFile, ProfileRecord, TrendPoint, TrendSeries
 from farm.store.rows import device_facts, fingerprints, operators_of
 from farm.store.statements import FEW, chunks, in_parts, statement, struct_of
 from farm.store.values import of_branch
 from farm.suites.figures import figure_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from sqlalchemy import Connection, Row
-
-    from farm.results.attempt import OperatorProfile
-    from farm.store.database import Database
 
 _NOTHING = f"(the store has no job yet: '{FIRST_RUN}' makes some)"
 # `./my_suites/mine/conv`, as one may name a case whose suite is in no folder that farm looks in.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Row, select
@@ -14,6 +14,7 @@ from farm.base.errors import FIRST_RUN, UnknownNameError, UsageError
 from farm.results.attempt import Attempt, Direction, Measurement, Verdict
 from farm.store import schema, values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, attempt_of
+from farm.store.database import Database
 from farm.store.postgresql import user_of
 from farm.store.records import (
     CaseResult,
@@ -29,12 +30,6 @@ from farm.store.records import (
 from farm.store.rows import comparisons_of, layers_of, operators_of, verdict_of
 from farm.store.statements import chunks, in_parts, statement, struct_of
 from farm.store.values import DEFAULT_BRANCH, branch_text, of_branch, purpose_of, toolchain_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.store.database import Database
-
 
 # Newest results of jobs over all runs: a table of all jobs, and the results of a failed case on other targets.
 #

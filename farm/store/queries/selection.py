@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, Row, delete, select, text, update
 
 from farm.store import schema, values
+from farm.store.clock import Clock
+from farm.store.database import Database
 from farm.store.records import ExpectedJob, LastVerdict
 from farm.store.rows import insert_missing, verdict_of
 from farm.store.statements import in_parts, statement
 from farm.store.values import of_branch
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from farm.store.clock import Clock
-    from farm.store.database import Database
 
 # Runs behind an expected time: one slow attempt does not move the median, and the newest toolchain counts.
 _RECENT_RUNS = 15

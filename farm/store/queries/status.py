@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Connection, Row
 
 from farm.store import values
+from farm.store.database import Database
 from farm.store.queries.runs import find_branch, find_run
 from farm.store.records import Before, JobResult, JobStatus, RunStatus, RunToolchain, UnfinishedRun
 from farm.store.rows import now_ms
 from farm.store.statements import FEW, chunks, in_parts, statement, struct_of
 from farm.store.values import of_branch, purpose_of, toolchain_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from sqlalchemy import Connection, Row
-
-    from farm.store.database import Database
 
 # Greatest age of a nightly run in the status: last week's counts, last month's does not.
 _FRESH_MS = 8 * 86_400_000

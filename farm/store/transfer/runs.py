@@ -9,10 +9,10 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, Row, select
@@ -22,6 +22,8 @@ from farm.base.errors import ENDED_EARLY, UsageError
 from farm.base.files import replacing
 from farm.results.attempt import Attempt
 from farm.store import rows, schema, values
+from farm.store.artifacts import ArtifactStore
+from farm.store.database import Database
 from farm.store.queries.runs import attempts_of, devices_of, jobs_of
 from farm.store.records import ArtifactRecord, RunToolchain, SkipReason
 from farm.store.statements import statement, struct_of
@@ -38,13 +40,6 @@ from farm.store.transfer.lines import (
     encode,
 )
 from farm.store.values import toolchain_columns, toolchain_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.store.artifacts import ArtifactStore
-    from farm.store.database import Database
-
 
 # Export of runs and import into another store, as lines of JSON in the layout of `farm.store.transfer.lines`.
 
