@@ -11,8 +11,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 
 from farm.base.errors import UnknownNameError, UsageError
 from farm.store import rows, schema, values
-from farm.store.database import Database
-from farm.store.statements import struct_of
+from farm.store.statements import Group, struct_of
 
 _PREFIX = "farm_"
 _MOST_TEXT = 4000
@@ -52,11 +51,8 @@ class AuditEntry(msgspec.Struct, frozen=True):
     """`done`, the reason of the refusal, or `not ended`."""
 
 
-class Accounts:
+class Accounts(Group):
     """Accounts and audit of a store. Every method is one transaction."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add(self, name: str, role: Role) -> str:
         """Create an account and return its token, of which the store keeps a hash alone.

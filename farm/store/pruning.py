@@ -10,11 +10,9 @@ from sqlalchemy import Column, ColumnElement, Connection, Select, Table, delete,
 
 from farm.base.config.runs import KeepReason, Rules, RunFacts, decide
 from farm.store import schema
-from farm.store.clock import Clock
-from farm.store.database import Database
 from farm.store.queries.alerts import not_remarked, open_alerts
 from farm.store.records import STEPS
-from farm.store.statements import KEYS, chunks, in_parts, statement
+from farm.store.statements import KEYS, Group, chunks, in_parts, statement
 
 # A run without a new record for so long is not going on.
 _QUIET_MS = 86_400_000
@@ -45,11 +43,8 @@ class Holding(msgspec.Struct, frozen=True):
     """Artifacts of no other run: size in bytes by SHA-256."""
 
 
-class Pruning:
+class Pruning(Group):
     """Store access of `farm runs prune`; every method is one transaction, except `sweep` and `shrink`."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database, self._clock = database, clock
 
     def decide(self, rules: Rules) -> dict[str, KeepReason | None]:
         """Return the reason to keep each run, None for a removable run, newest first."""

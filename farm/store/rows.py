@@ -19,7 +19,7 @@ from farm.devices.device import Device, common_kind
 from farm.results.attempt import Attempt, Comparison, LayerComparison, Measurement, OperatorProfile, Verdict
 from farm.store import schema, values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, DETAIL_FIELDS, columns_of
-from farm.store.records import ArtifactRecord, BuildRecord, LastVerdict, RunKind, SkipReason
+from farm.store.records import ArtifactRecord, BuildRecord, LastVerdict, RunKind, RunRecord, SkipReason
 from farm.store.statements import KEYS, in_parts, statement, struct_of
 
 if TYPE_CHECKING:
@@ -151,11 +151,30 @@ def new_run_id(started_ms: int) -> str:
     return values.run_id_time(started_ms) + secrets.token_hex(3)
 
 
-def run_kinds(command: str, facts: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the columns of a run for its kind and its kind of device."""
+def run_columns(connection: Connection, record: RunRecord) -> dict[str, Any]:
+    """Insert the fingerprint of a new run, and return the columns of its row without id and end."""
+    facts = {values.clean(name): values.clean(value) for name, value in record.fingerprint.items()}
     device_kind = facts.get("device_kind")
-    known = None if device_kind is None else values.clean(device_kind, values.KIND_LIMIT)
-    return {"run_kind": RunKind.of(command, facts), "run_device_kind": known}
+    return {
+        "command": values.clean(record.command, values.LOG_LIMIT),
+        "user_name": values.clean(record.user),
+        "host": values.clean(record.host),
+        "fingerprint_hash": _insert_fingerprint(connection, facts),
+        "started_ms": record.started_ms,
+        "priority": values.clean(record.priority, values.KIND_LIMIT),
+        "run_kind": RunKind.of(record.command, facts),
+        "run_device_kind": None if device_kind is None else values.clean(device_kind, values.KIND_LIMIT),
+        **values.toolchain_columns(record.toolchain),
+        "run_name": values.clean(record.name, values.NAME_LIMIT),
+        "run_nightly": values.clean(record.nightly_run, values.SOC_LIMIT),
+    }
+
+
+def _insert_fingerprint(connection: Connection, facts: Mapping[str, str]) -> str:
+    """Insert a fingerprint, if it is missing, and return its hash."""
+    key = values.fingerprint_hash(facts)
+    insert_missing(connection, schema.fingerprint, [{"hash": key, "facts": facts}])
+    return key
 
 
 def require_run(connection: Connection, run_id: str) -> None:
@@ -238,9 +257,7 @@ def _settle_device_kind(connection: Connection, run_id: str) -> None:
     kind = common_kind(connection.scalars(kinds))
     if asked_kind is None or kind in ("", asked_kind):
         return
-    facts = {**facts, "device_kind": kind}
-    key = values.fingerprint_hash(facts)
-    insert_missing(connection, schema.fingerprint, [{"hash": key, "facts": facts}])
+    key = _insert_fingerprint(connection, {**facts, "device_kind": kind})
     settled = update(run).where(run.c.id == run_id).values(fingerprint_hash=key, run_device_kind=kind)
     connection.execute(settled)
 

@@ -1,10 +1,12 @@
-"""Named statements of `farm/store/sql`, whose files work unchanged in psql and sqlite3 (docs/reference/store.md)."""
+"""Named statements of `farm/store/sql`, whose files work unchanged in psql and sqlite3 (docs/reference/store.md), and
+the base of the groups that execute them.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -12,6 +14,8 @@ import msgspec
 from sqlalchemy import JSON, BindParameter, Boolean, Connection, Row, bindparam, text
 
 from farm.store import schema
+from farm.store.clock import Clock, clock_ms
+from farm.store.database import Database
 
 # SQLite takes 32,766 parameters in a statement, PostgreSQL 65,535.
 _MOST_PARAMETERS = 10_000
@@ -75,3 +79,20 @@ def in_parts(
     """Yield the rows of a query whose parameter `keys` is a list, as of one statement, for any number of keys."""
     for part in chunks(keys, most):
         yield from connection.execute(query, {"keys": part, **of})
+
+
+class Group:
+    """Group of a store's methods. Every method is one transaction and raises StoreError if the database refuses."""
+
+    def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
+        self._database, self._clock = database, clock
+
+    def _rows(self, name: str, /, **of: Any) -> Sequence[Any]:
+        """Return the rows of the statement `name`, in a transaction of its own."""
+        with self._database.reading() as connection:
+            return connection.execute(statement(name), of).all()
+
+    def _value(self, name: str, /, **of: Any) -> Any:
+        """Return the first value of the statement `name`, in a transaction of its own; None without a row."""
+        with self._database.reading() as connection:
+            return connection.scalar(statement(name), of)

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, bindparam, update
 
 from farm.base.errors import ENDED_EARLY
-from farm.store import rows, schema, values
+from farm.store import rows, schema
 from farm.store.clock import Clock, clock_ms
 from farm.store.database import Database
 from farm.store.rows import bounded
 from farm.store.statements import statement
-from farm.store.values import toolchain_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -48,12 +47,11 @@ if TYPE_CHECKING:
 _UPDATE_BUILD = update(schema.run_job).where(schema.run_job.c.id == bindparam("of"))
 
 
-def _group(module: str, name: str, *, clock: bool = False) -> Any:
-    """Return the attribute for a class of readers."""
+def _group(module: str, name: str) -> Any:
+    """Return the attribute for a group of methods."""
 
     def made(self: Store) -> Any:
-        group = getattr(import_module(f"farm.store.{module}"), name)
-        return group(self._database, self._clock) if clock else group(self._database)
+        return getattr(import_module(f"farm.store.{module}"), name)(self._database, self._clock)
 
     return cached_property(made)
 
@@ -121,22 +119,9 @@ class Store:
         `prepare` is called with the id before the run is visible to others, and again with another id after a conflict.
         """
         started_ms = record.started_ms if record.started_ms is not None else rows.now_ms()
-        facts = {values.clean(name): values.clean(value) for name, value in record.fingerprint.items()}
-        row = {
-            "command": values.clean(record.command, values.LOG_LIMIT),
-            "user_name": values.clean(record.user),
-            "host": values.clean(record.host),
-            "fingerprint_hash": values.fingerprint_hash(facts),
-            "started_ms": started_ms,
-            "priority": values.clean(record.priority, values.KIND_LIMIT),
-            **rows.run_kinds(record.command, facts),
-            **toolchain_columns(record.toolchain),
-            "run_name": values.clean(record.name, values.NAME_LIMIT),
-            "run_nightly": values.clean(record.nightly_run, values.SOC_LIMIT),
-        }
 
         def insert(connection: Connection) -> str:
-            rows.insert_missing(connection, schema.fingerprint, [{"hash": row["fingerprint_hash"], "facts": facts}])
+            row = {**rows.run_columns(connection, record), "started_ms": started_ms}
             while True:
                 run_id = rows.new_run_id(started_ms)
                 if rows.insert_new(connection, schema.run, {"id": run_id, **row}) is not None:
@@ -265,31 +250,31 @@ class Store:
     """Results of jobs in nightly runs."""
     history: HistoryReader = _group("queries.history", "HistoryReader")
     """Numbers, verdicts and profiles of jobs, run by run."""
-    selection: SelectionReader = _group("queries.selection", "SelectionReader", clock=True)
+    selection: SelectionReader = _group("queries.selection", "SelectionReader")
     """Earlier results of the jobs of a new run."""
-    browse: Browse = _group("queries.browse", "Browse", clock=True)
+    browse: Browse = _group("queries.browse", "Browse")
     """Lists for the web page, `farm runs list` and a monitoring system."""
     accounts: Accounts = _group("accounts", "Accounts")
     """Accounts of `farm serve`, and their actions."""
     alerts: Alerts = _group("queries.alerts", "Alerts")
     """Alerts with their states and remarks."""
-    devices: Registry = _group("leases.registry", "Registry", clock=True)
+    devices: Registry = _group("leases.registry", "Registry")
     """Facts about devices that outlive a run."""
-    quarantines: Quarantines = _group("leases.registry", "Quarantines", clock=True)
+    quarantines: Quarantines = _group("leases.registry", "Quarantines")
     """Quarantines to notify users about."""
-    leases: Leases = _group("leases.leasing", "Leases", clock=True)
+    leases: Leases = _group("leases.leasing", "Leases")
     """Leases of devices, and processes that wait for one."""
-    quotas: Quotas = _group("leases.situations", "Quotas", clock=True)
+    quotas: Quotas = _group("leases.situations", "Quotas")
     """Quotas of users and labels."""
     messages: Messages = _group("messages.messages", "Messages")
     """Notifications that wake the agents of a shared farm; only on PostgreSQL."""
-    files: NamedFiles = _group("objects.named", "NamedFiles", clock=True)
+    files: NamedFiles = _group("objects.named", "NamedFiles")
     """Files of a shared farm that a row names."""
-    cluster: Cluster = _group("cluster.cluster", "Cluster", clock=True)
+    cluster: Cluster = _group("cluster.cluster", "Cluster")
     """Shared farm: submitted runs, agents and their work. Raises UsageError for a store other than PostgreSQL."""
     roles: Roles = _group("cluster.roles", "Roles")
     """Roles with their rights, on PostgreSQL."""
-    pruning: Pruning = _group("pruning", "Pruning", clock=True)
+    pruning: Pruning = _group("pruning", "Pruning")
     """Pruning of old runs."""
     transfer: Transfer = _group("transfer.runs", "Transfer")
     """Export and import of runs as lines."""

@@ -290,11 +290,23 @@ def bounded_toolchain(toolchain: RunToolchain) -> RunToolchain:
     )
 
 
-def purpose_of(row: Row[Any]) -> Purpose:
+def _purpose_of(row: Row[Any]) -> Purpose:
     """Return the purpose of the run of a row of `run`."""
     if row.priority == Purpose.NIGHTLY:
         return Purpose.NIGHTLY
     return Purpose.LOCAL if row.run_private else Purpose.MANUAL
+
+
+def run_facts(row: Row[Any]) -> dict[str, Any]:
+    """Return the facts of a row of `run` that its records call otherwise, by the names of their fields."""
+    return {
+        "run_id": row.id,
+        "user": row.user_name,
+        "toolchain": toolchain_of(row),
+        "name": row.run_name,
+        "purpose": _purpose_of(row),
+        "began": row.run_began,
+    }
 
 
 def of_branch(branch: str | None) -> dict[str, Any]:

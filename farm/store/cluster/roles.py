@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection
 
 from farm.base.errors import UsageError
+from farm.store.clock import Clock
+from farm.store.database import Database
 from farm.store.rights import become_owner, marked, owner_of, rights, run_script
 from farm.store.rights import groups as groups_sql
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from farm.store.database import Database
+from farm.store.statements import Group
 
 PREFIX = "farm"
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,40}")
 
 
-class Roles:
+class Roles(Group):
     """Groups of a store, with a common prefix of their names. Every method raises StoreError."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, clock: Clock) -> None:
+        super().__init__(database, clock)
         if database.is_sqlite:
             raise UsageError(f"{database.name}: a file has no roles: who may write it may do everything")
 

@@ -12,9 +12,9 @@ import msgspec
 from sqlalchemy import Connection, text
 
 from farm.base.errors import MissingToolError, StoreError
-from farm.store.database import Database
 from farm.store.leases.rows import always_stable
 from farm.store.rights import HAS_JOBS, apply_again, become_owner, run_script
+from farm.store.statements import Group
 
 # Procrastinate's tables in a store: creation and upgrade, by farm's own migrations.
 
@@ -186,12 +186,10 @@ def defer_notices(connection: Connection, notices: Sequence[QueuedNotice], grace
     return [row.key for row in connection.execute(_DEFER, asked)]
 
 
-class Messages:
+class Messages(Group):
     """Messages of a store on PostgreSQL. Every method is one transaction; raises StoreError."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._is_there = False
+    _is_there = False
 
     def require(self) -> None:
         """Ensure tables for messages in the present version.

@@ -10,20 +10,15 @@ from sqlalchemy import Connection, delete, select, update
 
 from farm.builds.compile.protocol import BuildReply
 from farm.store import schema
-from farm.store.clock import Clock
-from farm.store.database import Database
-from farm.store.statements import KEYS, chunks, in_parts
+from farm.store.statements import KEYS, Group, chunks, in_parts
 
 # Time between a run's check that a bundle exists and its submission: an hour would suffice.
 _QUIET_MS = 86_400_000
 _SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
 
 
-class NamedFiles:
+class NamedFiles(Group):
     """Rows that keep files of a shared farm from being removed; every method is one transaction."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database, self._clock = database, clock
 
     def named_files(self, sha256s: Collection[str]) -> set[str]:
         """Return the given files that a row names.

@@ -14,9 +14,8 @@ from farm.base.errors import UnknownNameError
 from farm.results.analysis.statistics import GATES, TURNS, change_text, scale_of
 from farm.results.attempt import Direction
 from farm.store import rows, schema, values
-from farm.store.database import Database
 from farm.store.records import STEPS, AlertRecord, AlertState, NewAlert, Remark, RemarkState
-from farm.store.statements import KEYS, chunks, in_parts, struct_of
+from farm.store.statements import KEYS, Group, chunks, in_parts, struct_of
 
 # Standing of a series against its accepted level, after its established steps. Pure.
 
@@ -114,11 +113,8 @@ def _grown(rows: list[AlertRecord], level: float, number: int, *, alternates: bo
 # Alerts with their measurements and remarks: `store.alerts`.
 
 
-class Alerts:
+class Alerts(Group):
     """The alerts of a store. Every method is one transaction."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def record(self, run_id: str, found: Sequence[NewAlert]) -> None:
         """Record the suspected changes of a run, in place of an earlier judgement of it.

@@ -10,12 +10,9 @@ from sqlalchemy import ColumnElement, Connection, Row, func, select
 
 from farm.base.errors import ExitCode, UnknownNameError
 from farm.store import schema, values
-from farm.store.clock import Clock, clock_ms
-from farm.store.database import Database
 from farm.store.queries.runs import find_run
 from farm.store.records import Purpose, RunToolchain
-from farm.store.statements import in_parts, statement, struct_of
-from farm.store.values import branch_text, purpose_of, toolchain_of
+from farm.store.statements import Group, in_parts, statement, struct_of
 
 _DAY_MS = 86_400_000
 # Age up to which an ended run is listed with running ones, as pages may still show it.
@@ -244,11 +241,8 @@ class Wear(msgspec.Struct, frozen=True):
 _Result = TypeVar("_Result", JobRun, RunJob)
 
 
-class Browse:
+class Browse(Group):
     """Every method is one transaction that reads, and raises StoreError when the database refuses."""
-
-    def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
-        self._database, self._clock = database, clock
 
     def runs(self, wanted: RunFilter, limit: int, offset: int = 0) -> tuple[list[ListedRun], int]:
         """Return `limit` runs from `offset` on, newest first, and how many there are in all."""
@@ -285,9 +279,7 @@ class Browse:
 
     def cases(self, limit: int) -> list[str]:
         """Return the names of cases that have jobs, with their suites: `suite/case`."""
-        with self._database.reading() as connection:
-            found = connection.execute(statement("browse.cases"), {"most": limit})
-            return [f"{suite}/{name}" for suite, name in found]
+        return [f"{suite}/{name}" for suite, name in self._rows("browse.cases", most=limit)]
 
     def on_device(self, serial: str, kind: str, limit: int) -> list[DeviceAttempt]:
         """Return the newest attempts on the devices of a kind that have this serial, newest first."""
@@ -302,38 +294,29 @@ class Browse:
 
     def met_devices(self) -> list[MetDevice]:
         """Return the devices of runs, the newest first, also virtual devices, which no registry has."""
-        with self._database.reading() as connection:
-            rows = connection.execute(statement("browse.met_devices"), {"most": _KNOWN_LIMIT})
-            return [MetDevice(*row) for row in rows]
+        return [MetDevice(*row) for row in self._rows("browse.met_devices", most=_KNOWN_LIMIT)]
 
     def toolchains(self, commit: str = "", most: int = _KNOWN_LIMIT) -> list[UsedToolchain]:
         """Return the toolchains of runs, the newest first; only of a commit where one is given."""
-        of = {"hash": values.clean(commit, values.SOC_LIMIT), "most": most}
-        with self._database.reading() as connection:
-            return [UsedToolchain(*row) for row in connection.execute(statement("browse.toolchains"), of)]
+        rows = self._rows("browse.toolchains", hash=values.clean(commit, values.SOC_LIMIT), most=most)
+        return [UsedToolchain(*row) for row in rows]
 
     def hosts(self) -> list[UsedHost]:
         """Return the hosts that started runs, the newest first."""
-        with self._database.reading() as connection:
-            return [UsedHost(*row) for row in connection.execute(statement("browse.hosts"), {"most": _KNOWN_LIMIT})]
+        return [UsedHost(*row) for row in self._rows("browse.hosts", most=_KNOWN_LIMIT)]
 
     def files(self, run_id: str, limit: int) -> list[RunFile]:
         """Return the artifacts of a run, by job, oldest first."""
-        with self._database.reading() as connection:
-            found = connection.execute(statement("browse.files"), {"run": run_id, "most": limit})
-            return [RunFile(*row) for row in found]
+        return [RunFile(*row) for row in self._rows("browse.files", run=run_id, most=limit)]
 
     def file_kind(self, sha256: str) -> str | None:
         """Return the kind of an artifact, such as `etdump`; None for an artifact without an attempt."""
-        with self._database.reading() as connection:
-            kind: str | None = connection.scalar(statement("browse.file_kind"), {"sha256": values.clean(sha256)})
-            return kind
+        kind: str | None = self._value("browse.file_kind", sha256=values.clean(sha256))
+        return kind
 
     def has_job(self, job_id: str) -> bool:
         """Return True for the id of a job in the store."""
-        with self._database.reading() as connection:
-            of = {"name": values.clean(job_id, values.JOB_LIMIT)}
-            return connection.scalar(statement("jobs.row"), of) is not None
+        return self._value("jobs.row", name=values.clean(job_id, values.JOB_LIMIT)) is not None
 
     def job_runs(self, job_id: str, most: int) -> list[JobRun]:
         """Return the newest `most` runs of a job, newest first. Raises UnknownNameError."""
@@ -361,14 +344,11 @@ class Browse:
 
     def attempt_counts(self, since_ms: int) -> list[AttemptCount]:
         """Return the attempts of runs that started at `since_ms` or later (epoch, milliseconds), by label."""
-        with self._database.reading() as connection:
-            rows = connection.execute(statement("metrics.attempts"), {"since_ms": since_ms})
-            return [struct_of(AttemptCount, row) for row in rows]
+        return [struct_of(AttemptCount, row) for row in self._rows("metrics.attempts", since_ms=since_ms)]
 
     def wear(self) -> list[Wear]:
         """Return the number of attempts of each device."""
-        with self._database.reading() as connection:
-            return [Wear(*row) for row in connection.execute(statement("metrics.wear"))]
+        return [Wear(*row) for row in self._rows("metrics.wear")]
 
 
 def _listed(connection: Connection, rows: Sequence[Row[Any]]) -> list[ListedRun]:
@@ -385,16 +365,11 @@ def _listed(connection: Connection, rows: Sequence[Row[Any]]) -> list[ListedRun]
         struct_of(
             ListedRun,
             row,
-            run_id=row.id,
-            user=row.user_name,
+            **values.run_facts(row),
             socs=sorted({soc for soc, _ in targets.get(row.id, ())}),
             suites=sorted({suite for _, suite in targets.get(row.id, ())}),
             files=files.get(row.id, 0),
             progress=progress[row.id],
-            toolchain=toolchain_of(row),
-            name=row.run_name,
-            purpose=purpose_of(row),
-            began=row.run_began,
         )
         for row in rows
     ]
@@ -416,7 +391,7 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
         others = {Purpose.LOCAL: run.run_private, Purpose.MANUAL: ~run.run_private}
         found.append(is_nightly if wanted.purpose == Purpose.NIGHTLY else ~is_nightly & others[Purpose(wanted.purpose)])
     if wanted.branch:
-        names = [wanted.branch] if wanted.branch != branch_text("") else ["", wanted.branch]
+        names = [wanted.branch] if wanted.branch != values.branch_text("") else ["", wanted.branch]
         found.append(run.run_branch.in_(map(values.clean, names)) & ~run.run_private)
     if wanted.soc or wanted.suite:
         of = [

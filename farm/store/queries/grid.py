@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Row, String, case, cast, func, select
 
 from farm.store import schema, values
-from farm.store.database import Database
 from farm.store.records import RunToolchain
 from farm.store.rows import fingerprints
-from farm.store.statements import KEYS, in_parts, statement, struct_of
-from farm.store.values import of_branch, toolchain_of
+from farm.store.statements import KEYS, Group, in_parts, statement, struct_of
 
 CELLS = "·pfkisn"
 """Letter of a cell: no row of the job, passed, failed, known issue, infra, skipped, not run."""
@@ -91,18 +89,15 @@ class Targets(msgspec.Struct, frozen=True):
     precisions: tuple[str, ...]
 
 
-class GridReader:
+class GridReader(Group):
     """Every method is one transaction and raises StoreError if the database refuses."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def nightly_runs(self, branch: str | None, most: int, *, before_ms: int | None = None) -> list[NightlyRun]:
         """Return the newest `most` nightly runs of a branch, of all branches for None, newest first.
 
         With `before_ms` only nightly runs that began before.
         """
-        of = {**of_branch(branch), "before_ms": before_ms or 2**62, "most": _MOST_RUNS}
+        of = {**values.of_branch(branch), "before_ms": before_ms or 2**62, "most": _MOST_RUNS}
         found: dict[str, list[NightlyCell]] = {}
         with self._database.reading() as connection:
             for row in connection.execute(statement("grid.runs"), of):
@@ -119,9 +114,8 @@ class GridReader:
     def nightly_run(self, nightly_run: str) -> NightlyRun | None:
         """Return a nightly run by its id; None for an unknown one."""
         with self._database.reading() as connection:
-            rows = connection.execute(
-                statement("grid.runs_of_nightly"), {"nightly_run": values.clean(nightly_run)}
-            ).all()
+            of = {"nightly_run": values.clean(nightly_run)}
+            rows = connection.execute(statement("grid.runs_of_nightly"), of).all()
             if not rows:
                 return None
             facts = fingerprints(connection, {rows[-1].fingerprint})
@@ -169,7 +163,7 @@ class GridReader:
 
 
 def _cell(row: Row[Any]) -> NightlyCell:
-    return struct_of(NightlyCell, row, toolchain=toolchain_of(row))
+    return struct_of(NightlyCell, row, toolchain=values.toolchain_of(row))
 
 
 def _code() -> ColumnElement[int]:

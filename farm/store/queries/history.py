@@ -20,12 +20,10 @@ from farm.results.analysis.history import LOOKED_AT, Point, Record, Try, record_
 from farm.results.analysis.statistics import Series
 from farm.results.attempt import Direction, OperatorProfile, Verdict
 from farm.store import values
-from farm.store.database import Database
 from farm.store.queries.runs import find_run
 from farm.store.records import ArtifactRecord, Background, HistoryPoint, JobFile, ProfileRecord, TrendPoint, TrendSeries
 from farm.store.rows import device_facts, fingerprints, operators_of
-from farm.store.statements import FEW, chunks, in_parts, statement, struct_of
-from farm.store.values import of_branch
+from farm.store.statements import FEW, Group, chunks, in_parts, statement, struct_of
 from farm.suites.figures import figure_of
 
 _NOTHING = f"(the store has no job yet: '{FIRST_RUN}' makes some)"
@@ -71,16 +69,13 @@ class JobPast(msgspec.Struct, frozen=True):
     series: tuple[SeriesPast, ...]
 
 
-class HistoryReader:
+class HistoryReader(Group):
     """Reader of jobs' histories, without runs of `farm debug`.
 
     Every method is one transaction and raises StoreError if the database refuses. A job pattern is a job's id,
     `suite/case`, a suite, or any of these with `*` and `?`; an unknown job, metric or SoC raises UnknownNameError with
     the nearest name.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def points(
         self,
@@ -101,7 +96,7 @@ class HistoryReader:
             jobs = list(matching_jobs(connection, job_pattern, soc))
             rows: list[Any] = []
             if jobs:
-                of = {"jobs": jobs, "most": limit, "user": values.clean(local_runs_of), **of_branch(branch)}
+                of = {"jobs": jobs, "most": limit, "user": values.clean(local_runs_of), **values.of_branch(branch)}
                 rows += connection.execute(statement("history.attempts"), of)
             measured: dict[int, list[dict[str, Any]]] = {}
             for name in ("history.medians", "history.counts"):

@@ -14,7 +14,6 @@ from farm.base.errors import FIRST_RUN, UnknownNameError, UsageError
 from farm.results.attempt import Attempt, Direction, Measurement, Verdict
 from farm.store import schema, values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, attempt_of
-from farm.store.database import Database
 from farm.store.postgresql import user_of
 from farm.store.records import (
     CaseResult,
@@ -28,8 +27,7 @@ from farm.store.records import (
     RunView,
 )
 from farm.store.rows import comparisons_of, layers_of, operators_of, verdict_of
-from farm.store.statements import chunks, in_parts, statement, struct_of
-from farm.store.values import DEFAULT_BRANCH, branch_text, of_branch, purpose_of, toolchain_of
+from farm.store.statements import Group, chunks, in_parts, statement, struct_of
 
 # Newest results of jobs over all runs: a table of all jobs, and the results of a failed case on other targets.
 #
@@ -150,21 +148,17 @@ def _rank(row: JobResult, job: JobView) -> tuple[bool, int]:
 # Runs, their jobs and attempts: `store.runs`.
 
 
-_ANY: dict[str, Any] = {**of_branch(None), "user": "", "priority": "", "name": "", "unbegun": 0}
+_ANY: dict[str, Any] = {**values.of_branch(None), "user": "", "priority": "", "name": "", "unbegun": 0}
 _LATEST = re.compile(r"latest(?:~(\d{1,9}))?(?:@(.+))?")
 
 
-class RunReader:
+class RunReader(Group):
     """Every method is one transaction and raises StoreError when the database refuses."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def latest_id(self) -> str | None:
         """Return the id of the run that began last, None when there is none."""
-        with self._database.reading() as connection:
-            newest: str | None = connection.scalar(statement("runs.back"), {"back": 0, **_ANY, "unbegun": 1})
-            return newest
+        newest: str | None = self._value("runs.back", **{**_ANY, "back": 0, "unbegun": 1})
+        return newest
 
     def resolve(self, ref: str, *, own: bool = True, unbegun: bool = False, unbegun_named: bool = False) -> str:
         """Return the run id of `latest`, `latest~1` (the one before), an id, its unique beginning or a name.
@@ -182,11 +176,9 @@ class RunReader:
         """Return the id of this user's newest run of a name, None when there is none."""
         if not name:
             return None
-        user = values.clean(self._database.user)
-        of = {**_ANY, "name": values.clean(name, values.NAME_LIMIT), "user": user, "unbegun": 1}
-        with self._database.reading() as connection:
-            newest: str | None = connection.scalar(statement("runs.back"), {"back": 0, **of})
-            return newest
+        named = {"name": values.clean(name, values.NAME_LIMIT), "user": values.clean(self._database.user)}
+        newest: str | None = self._value("runs.back", **{**_ANY, **named, "back": 0, "unbegun": 1})
+        return newest
 
     def branch(self, run_id: str) -> tuple[str, bool]:
         """Return the branch that a run belongs to or, where the second is True, that it is only compared with.
@@ -230,10 +222,7 @@ class RunReader:
 
     def verdicts(self, run_id: str) -> dict[str, LastVerdict]:
         """Return the verdicts of a run's jobs by their ids, without jobs that have no verdict on their code."""
-        with self._database.reading() as connection:
-            return {
-                row.name: verdict_of(row) for row in connection.execute(statement("runs.verdicts"), {"run": run_id})
-            }
+        return {row.name: verdict_of(row) for row in self._rows("runs.verdicts", run=run_id)}
 
 
 def resolve_run(
@@ -271,9 +260,11 @@ def find_branch(connection: Connection, name: str) -> str:
     known = set(connection.scalars(statement("status.branches")))
     if name in known:
         return name
-    if name == DEFAULT_BRANCH:
+    if name == values.DEFAULT_BRANCH:
         return ""
-    raise UnknownNameError("branch", name, map(branch_text, known), "" if known else "(the store has no run yet)")
+    raise UnknownNameError(
+        "branch", name, map(values.branch_text, known), "" if known else "(the store has no run yet)"
+    )
 
 
 def _latest_of(connection: Connection, name: str | None, user: str) -> tuple[str, dict[str, Any]]:
@@ -286,7 +277,7 @@ def _latest_of(connection: Connection, name: str | None, user: str) -> tuple[str
     if name == Purpose.NIGHTLY and name not in connection.scalars(statement("status.branches")).all():
         return "of nightly runs the store has", {**_ANY, "priority": Purpose.NIGHTLY}
     branch = find_branch(connection, name)
-    return f"branch {branch_text(branch)} has", {**_ANY, **of_branch(branch)}
+    return f"branch {values.branch_text(branch)} has", {**_ANY, **values.of_branch(branch)}
 
 
 def _back(connection: Connection, ref: str, steps: int, whose: tuple[str, dict[str, Any]], unbegun: bool) -> str:
@@ -318,13 +309,10 @@ def _run_view(connection: Connection, run_id: str, job: int = 0) -> RunView:
     return struct_of(
         RunView,
         run,
-        user=run.user_name,
+        **values.run_facts(run),
         fingerprint=run.facts,
         devices=tuple(_device_view(row, attempts) for row in devices_of(connection, run.id)),
         jobs=_job_views(jobs, attempts),
-        toolchain=toolchain_of(run),
-        name=run.run_name,
-        purpose=purpose_of(run),
     )
 
 

@@ -9,12 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, select, text, update
 
 from farm.store import schema, values
-from farm.store.clock import Clock
-from farm.store.database import Database
 from farm.store.records import ExpectedJob, LastVerdict
 from farm.store.rows import insert_missing, verdict_of
-from farm.store.statements import in_parts, statement
-from farm.store.values import of_branch
+from farm.store.statements import Group, in_parts, statement
 
 # Runs behind an expected time: one slow attempt does not move the median, and the newest toolchain counts.
 _RECENT_RUNS = 15
@@ -24,15 +21,12 @@ _FORGOTTEN_MS = 30 * 86_400_000
 _NEVER = LastVerdict("", 0, "", "", "")
 
 
-class SelectionReader:
+class SelectionReader(Group):
     """Reader of expectations from earlier runs, without runs of `farm debug`.
 
     A kind of device is `virtual` or `hardware`. Every method is one transaction and raises StoreError if the database
     refuses.
     """
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database, self._clock = database, clock
 
     def expected(
         self, job_ids: Sequence[str], kind: str, branch: str = "", *, local_runs_of: str = ""
@@ -94,7 +88,7 @@ def _recent(
         "kind": kind,
         "most_runs": _RECENT_RUNS,
         "user": values.clean(local_runs_of),
-        **of_branch(branch),
+        **values.of_branch(branch),
     }
     found: dict[str, list[Row[Any]]] = {}
     for row in in_parts(connection, statement("selection.expected"), job_ids, **of):

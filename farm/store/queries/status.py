@@ -8,12 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from farm.store import values
-from farm.store.database import Database
-from farm.store.queries.runs import find_branch, find_run
+from farm.store.queries.runs import find_branch, find_run, newest_results
 from farm.store.records import Before, JobResult, JobStatus, RunStatus, RunToolchain, UnfinishedRun
 from farm.store.rows import now_ms
-from farm.store.statements import FEW, chunks, in_parts, statement, struct_of
-from farm.store.values import of_branch, purpose_of, toolchain_of
+from farm.store.statements import FEW, Group, chunks, in_parts, statement, struct_of
 
 # Greatest age of a nightly run in the status: last week's counts, last month's does not.
 _FRESH_MS = 8 * 86_400_000
@@ -23,22 +21,17 @@ _NIGHTLY_MS = 18 * 3_600_000
 _RUNNING_MS = 86_400_000
 
 
-class StatusReader:
+class StatusReader(Group):
     """Every method is one transaction and raises StoreError when the database refuses."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def branches(self) -> list[str]:
         """Return the branches that have a run, by name; the default one is empty."""
-        with self._database.reading() as connection:
-            return sorted(connection.scalars(statement("status.branches")))
+        return sorted(branch for (branch,) in self._rows("status.branches"))
 
     def newest_toolchain(self, branch: str) -> RunToolchain:
         """Return the toolchain of the newest run of a branch that has a commit; the default one where none has."""
-        with self._database.reading() as connection:
-            found = connection.execute(statement("status.newest_toolchain"), {"branch": branch}).first()
-        return (None if found is None else toolchain_of(found)) or RunToolchain()
+        found = self._rows("status.newest_toolchain", branch=branch)
+        return (values.toolchain_of(found[0]) if found else None) or RunToolchain()
 
     def branch_to_show(self, asked: str | None) -> str:
         """Return the branch `asked`; by default the default branch, or the newest run's if that has no runs.
@@ -59,7 +52,7 @@ class StatusReader:
         The runs are all cells of one `farm nightly`, and nightly runs that began within 18 hours. Of runs with an equal
         name, or command without a name, the newest counts. Empty if none began in the last eight days.
         """
-        of = of_branch(branch)
+        of = values.of_branch(branch)
         with self._database.reading() as connection:
             newest_ms = connection.scalar(statement("status.newest_nightly"), {**of, "since_ms": now_ms() - _FRESH_MS})
             if newest_ms is None:
@@ -86,9 +79,9 @@ class StatusReader:
 
         Local runs of other users are left out.
         """
-        since = {"since_ms": now_ms() - _RUNNING_MS, "branch": branch, "user": values.clean(self._database.user)}
-        with self._database.reading() as connection:
-            return [UnfinishedRun(*row) for row in connection.execute(statement("status.unfinished"), since)]
+        user, since_ms = values.clean(self._database.user), now_ms() - _RUNNING_MS
+        rows = self._rows("status.unfinished", since_ms=since_ms, branch=branch, user=user)
+        return [UnfinishedRun(*row) for row in rows]
 
     def of_run(self, run_id: str) -> RunStatus:
         """Return how the jobs of a run ended, and how each did before it in its branch, without numbers.
@@ -103,14 +96,9 @@ class StatusReader:
         return struct_of(
             RunStatus,
             run,
-            run_id=run.id,
-            user=run.user_name,
+            **values.run_facts(run),
             device_kind=run.run_device_kind or "",
             jobs=tuple(_job_status(row, before.get(row.earlier_id)) for row in rows),
-            toolchain=toolchain_of(run),
-            name=run.run_name,
-            purpose=purpose_of(run),
-            began=run.run_began,
         )
 
     def job_results(
@@ -120,8 +108,6 @@ class StatusReader:
 
         Runs of `farm debug` are left out.
         """
-        from farm.store.queries.runs import newest_results
-
         found: list[JobResult] = []
         user = self._database.user
         with self._database.reading() as connection:

@@ -17,7 +17,7 @@ from farm.base.text import plain_json, reason_line
 from farm.results.attempt import Attempt, Comparison, Direction, LayerComparison, Measurement, OperatorProfile
 from farm.store import values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, DETAIL_FIELDS, attempt_of
-from farm.store.records import ArtifactRecord, RunToolchain
+from farm.store.records import ArtifactRecord, RunRecord, RunToolchain
 from farm.store.values import COMMITS_LIMIT, Count, Int64, Key, LongText, NotFinite, Seconds, Text, Time
 from farm.suites.figures import counter_of
 from farm.suites.suite import Case, Job, Target
@@ -218,6 +218,14 @@ class RunLine(Row, frozen=True, tag_field="kind", tag="run"):
         Row.__post_init__(self)
         if not self.id.startswith(values.run_id_time(self.started_ms)):
             raise ValueError(f"the id {self.id} does not name the time at which it began")
+
+    @property
+    def record(self) -> RunRecord:
+        """Run in the form of the store, without its end."""
+        texts = ("command", "user", "host", "priority", "name", "nightly_run")
+        facts = {name: getattr(self, name) or "" for name in texts}
+        toolchain = RunToolchain() if self.toolchain is None else self.toolchain.toolchain
+        return RunRecord(fingerprint=self.fingerprint, started_ms=self.started_ms, toolchain=toolchain, **facts)
 
 
 class JobLine(Row, frozen=True, tag_field="kind", tag="job"):

@@ -23,10 +23,9 @@ from farm.base.files import replacing
 from farm.results.attempt import Attempt
 from farm.store import rows, schema, values
 from farm.store.artifacts import ArtifactStore
-from farm.store.database import Database
 from farm.store.queries.runs import attempts_of, devices_of, jobs_of
-from farm.store.records import ArtifactRecord, RunToolchain, SkipReason
-from farm.store.statements import statement, struct_of
+from farm.store.records import ArtifactRecord, SkipReason
+from farm.store.statements import Group, statement, struct_of
 from farm.store.transfer.lines import (
     LAYOUT,
     LINE_LIMIT,
@@ -39,7 +38,6 @@ from farm.store.transfer.lines import (
     decode,
     encode,
 )
-from farm.store.values import toolchain_columns, toolchain_of
 
 # Export of runs and import into another store, as lines of JSON in the layout of `farm.store.transfer.lines`.
 
@@ -51,11 +49,8 @@ class TransferableRun(msgspec.Struct, frozen=True):
     finished: bool
 
 
-class Transfer:
+class Transfer(Group):
     """Runs of a store as lines; every method is one transaction."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def runs(self, since_ms: int = 0) -> list[TransferableRun]:
         """Return the runs that began at a time or later (epoch, milliseconds), oldest first."""
@@ -169,7 +164,7 @@ def _lines(recorded: _RecordedRun | None) -> Iterator[bytes]:
         ],
         "jobs": len(jobs),
         "attempts": len(attempts),
-        "toolchain": toolchain_of(run) or None,
+        "toolchain": values.toolchain_of(run) or None,
         "name": run.run_name or None,
         "nightly_run": run.run_nightly or None,
     }
@@ -200,22 +195,11 @@ _DEVICE = ("serial", "soc", "kind", "build")
 
 def _insert_run(connection: Connection, run: RunLine) -> bool:
     """Insert a run; return False if the store has a run of its id."""
-    facts_hash = values.fingerprint_hash(run.fingerprint)
-    rows.insert_missing(connection, schema.fingerprint, [{"hash": facts_hash, "facts": run.fingerprint}])
     row = {
+        **rows.run_columns(connection, run.record),
         "id": run.id,
-        "command": run.command,
-        "user_name": run.user,
-        "host": run.host,
-        "fingerprint_hash": facts_hash,
-        "started_ms": run.started_ms,
         "finished_ms": run.finished_ms,
         "exit_code": run.exit_code,
-        "priority": run.priority,
-        **rows.run_kinds(run.command, run.fingerprint),
-        **toolchain_columns(RunToolchain() if run.toolchain is None else run.toolchain.toolchain),
-        "run_name": run.name or "",
-        "run_nightly": run.nightly_run or "",
         "run_began": run.exit_code not in ENDED_EARLY or run.attempts > 0,
     }
     return rows.insert_new(connection, schema.run, row) is not None
