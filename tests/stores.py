@@ -69,10 +69,27 @@ def drop_database(address: str) -> None:
     """Remove a database and its sessions: its nine megabytes would be written to the disk."""
     import psycopg
 
+    name, server = _server_of(address)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
+
+
+def allow_connections(address: str, *, allowed: bool) -> None:
+    """Allow or refuse connections to a database, and end its sessions on refusal."""
+    import psycopg
+
+    name, server = _server_of(address)
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS {allowed}".encode())
+        if not allowed:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+
+
+def _server_of(address: str) -> tuple[str, str]:
+    """Return the name of a database, and the arguments of a connection to its server."""
     found = re.fullmatch(r"postgresql://farm@/(\w+)\?host=([^\s&]+)(?:&port=(\d+))?", address)
     name, cluster, port = found.groups("5432")  # type: ignore[union-attr]
-    with psycopg.connect(f"host={cluster} port={port} user=farm dbname=postgres", autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
+    return name, f"host={cluster} port={port} user=farm dbname=postgres"
 
 
 def create_store(cluster: str, name: str) -> str:

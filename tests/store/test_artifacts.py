@@ -8,7 +8,7 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,16 +46,13 @@ def test_bytes_and_files_come_back(tmp_path: Path) -> None:
 def test_puts_of_the_same_at_once_keep_one(tmp_path: Path) -> None:
     contents = [bytes([n]) * 100_000 for n in range(3)]
 
-    def put() -> None:
+    def put(_: int) -> None:
         artifacts = ArtifactStore(tmp_path)
         for content in contents * 3:
             artifacts.put(content)
 
-    threads = [threading.Thread(target=put) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(put, range(4)))
 
     assert sorted(path.read_bytes() for path in _files(tmp_path)) == contents
 

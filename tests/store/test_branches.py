@@ -6,7 +6,7 @@ import json
 import random
 import sqlite3
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,8 +28,7 @@ from farm.store.transfer.runs import LineFile, import_runs, runs_in
 from farm.store.values import COMMITS_LIMIT
 from farm.suites.suite import Job
 
-if TYPE_CHECKING:
-    from conftest import Make
+from . import make
 
 Result = tuple[Job, Verdict, float]
 P, F = Verdict.PASSED, Verdict.FAILED
@@ -37,9 +36,7 @@ MAIN = RunToolchain("main", "main", commit="a" * 40)
 MINE = RunToolchain("/home/ada/executorch", "main", private=True, commit="a" * 40, dirty=True)
 
 
-def night(
-    store: Store, make: type[Make], days: float, toolchain: RunToolchain, *results: Result, key: str = "", **more: Any
-) -> str:
+def night(store: Store, days: float, toolchain: RunToolchain, *results: Result, key: str = "", **more: Any) -> str:
     """Record a run of days ago with verdicts and latencies in ms of jobs, and look back from it as `farm run` does."""
     bundle = key or f"{toolchain.branch}{toolchain.private}".encode().hex().ljust(64, "0")
 
@@ -59,15 +56,15 @@ def night(
     return run_id
 
 
-def quiet(store: Store, make: type[Make], toolchain: RunToolchain, job: Job, level: float, first: float) -> list[str]:
+def quiet(store: Store, toolchain: RunToolchain, job: Job, level: float, first: float) -> list[str]:
     """Record ten nightly runs on a level."""
-    return [night(store, make, first - n, toolchain, (job, P, level)) for n in range(10)]
+    return [night(store, first - n, toolchain, (job, P, level)) for n in range(10)]
 
 
-def test_two_branches_are_two_histories(store: Store, make: type[Make]) -> None:
+def test_two_branches_are_two_histories(store: Store) -> None:
     job = make.job("conv")
-    default = quiet(store, make, RunToolchain(), job, 1.0, 30)
-    main = quiet(store, make, MAIN, job, 2.0, 29.5)
+    default = quiet(store, RunToolchain(), job, 1.0, 30)
+    main = quiet(store, MAIN, job, 2.0, 29.5)
     # Twice as long as the runs right before it, and as ever in its branch.
     assert store.alerts.of_run(main[-1]) == store.alerts.of_run(default[-1]) == []
 
@@ -101,13 +98,13 @@ def test_two_branches_are_two_histories(store: Store, make: type[Make]) -> None:
     assert (found.last.outcome, found.last.run_id, found.last.bundle_key) == ("", "", "")
 
 
-def test_commits_of_a_branch_are_one_series_and_a_regression_is_of_the_branch(store: Store, make: type[Make]) -> None:
+def test_commits_of_a_branch_are_one_series_and_a_regression_is_of_the_branch(store: Store) -> None:
     job = make.job("conv")
     replace = msgspec.structs.replace
-    runs = [night(store, make, 20 - n, replace(MAIN, commit=f"{n:040x}"), (job, P, 1.0)) for n in range(9)]
+    runs = [night(store, 20 - n, replace(MAIN, commit=f"{n:040x}"), (job, P, 1.0)) for n in range(9)]
     for branch in ("", "release"):
-        night(store, make, 5, RunToolchain(branch, branch), (job, P, 3.0))
-    worse = night(store, make, 1, replace(MAIN, commit="f" * 40), (job, P, 1.5))
+        night(store, 5, RunToolchain(branch, branch), (job, P, 3.0))
+    worse = night(store, 1, replace(MAIN, commit="f" * 40), (job, P, 1.5))
     found = {one.metric: one for one in store.alerts.of_run(worse)}
     assert found["latency"].last_good == runs[0]
     assert found["pte_size"].branch == "main"
@@ -125,20 +122,20 @@ def test_commits_of_a_branch_are_one_series_and_a_regression_is_of_the_branch(st
         accept(store, job.id, None, (), worse, user="ada", note="x")
 
 
-def test_a_job_that_is_flaky_in_one_branch_is_steady_in_another(sqlite_store: Store, make: type[Make]) -> None:
+def test_a_job_that_is_flaky_in_one_branch_is_steady_in_another(sqlite_store: Store) -> None:
     store, job = sqlite_store, make.job("conv")
     for n in range(8):
-        night(store, make, 20 - n, RunToolchain(), (job, P, 1.0), key="b" * 64)
-        night(store, make, 19.5 - n, MAIN, (job, (P, F)[n % 2], 1.0), key="b" * 64)
+        night(store, 20 - n, RunToolchain(), (job, P, 1.0), key="b" * 64)
+        night(store, 19.5 - n, MAIN, (job, (P, F)[n % 2], 1.0), key="b" * 64)
     reliability = store.history.reliability
     assert reliability([job.id], "hardware")[job.id].reliability is Reliability.STEADY
     assert reliability([job.id], "hardware", branch="main")[job.id].reliability is Reliability.NEWLY_FLAKY
 
 
-def test_a_private_run_is_compared_with_its_branch_and_raises_no_alert(store: Store, make: type[Make]) -> None:
+def test_a_private_run_is_compared_with_its_branch_and_raises_no_alert(store: Store) -> None:
     job = make.job("conv")
-    main = quiet(store, make, MAIN, job, 1.0, 20)
-    mine = night(store, make, 1, MINE, (job, P, 1.5), user="ada", priority="person")
+    main = quiet(store, MAIN, job, 1.0, 20)
+    mine = night(store, 1, MINE, (job, P, 1.5), user="ada", priority="person")
     comparison = record_comparison(store, mine)
     assert comparison.summary_lines() == [
         f"1 deterministic metric changed: 'farm report {mine}' shows what got worse",
@@ -153,7 +150,7 @@ def test_a_private_run_is_compared_with_its_branch_and_raises_no_alert(store: St
     with pytest.raises(UsageError, match=f"run {mine} was only compared with branch main"):
         accept(store, job.id, None, (), mine, user="ada", note="x", branch="main")
     # A job's last failure in a local run is reported to the user of that run alone.
-    night(store, make, 0.5, MINE, (job, F, 1.5), user="ada")
+    night(store, 0.5, MINE, (job, F, 1.5), user="ada")
     failed_last = store.selection.failed_last
     assert failed_last([job.id], "hardware", "ada", "main", private=True) == {job.id}
     assert failed_last([job.id], "hardware", "ada", "main") == set()
@@ -187,7 +184,7 @@ def answers(store: Store, jobs: list[Job], branch: str, runs: list[str]) -> dict
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_private_run_changes_no_answer_about_its_branch(sqlite_store: Store, make: type[Make], seed: int) -> None:
+def test_a_private_run_changes_no_answer_about_its_branch(sqlite_store: Store, seed: int) -> None:
     draw, store = random.Random(seed), sqlite_store
     jobs = [make.job(name, precision, suite="mine") for name in ("conv", "pad") for precision in ("8a8w", "16a4w")]
 
@@ -201,7 +198,7 @@ def test_a_private_run_changes_no_answer_about_its_branch(sqlite_store: Store, m
     for n in range(12):
         for branch, toolchain in branches.items():
             finished = n < 11 or branch == ""
-            runs[branch].append(night(store, make, 12 - n, toolchain, *results(1 + (n > 8)), finished=finished))
+            runs[branch].append(night(store, 12 - n, toolchain, *results(1 + (n > 8)), finished=finished))
     before = {branch: answers(store, jobs, branch, runs[branch]) for branch in branches}
 
     other = make.job("softmax", suite="mine")
@@ -210,21 +207,21 @@ def test_a_private_run_changes_no_answer_about_its_branch(sqlite_store: Store, m
         more = [(other, F, 9.0)] * (n % 2)
         user, priority = draw.choice([("ci", "nightly"), ("ada", "person")])
         found, days = results(draw.choice([0.5, 3.0])), draw.choice([0.01, 0.2, 5.5, 30])
-        run_id = night(store, make, days, mine, *found, *more, user=user, priority=priority, finished=n > 0)
+        run_id = night(store, days, mine, *found, *more, user=user, priority=priority, finished=n > 0)
         assert store.runs.view(run_id).toolchain == mine
     for branch, was in before.items():
         now = answers(store, jobs, branch, runs[branch])
         assert [name for name in was if was[name] != now[name]] == []
 
 
-def test_the_toolchain_of_a_run_is_kept_and_bounded(sqlite_store: Store, make: type[Make]) -> None:
+def test_the_toolchain_of_a_run_is_kept_and_bounded(sqlite_store: Store) -> None:
     store = sqlite_store
     since = tuple(RunCommit(f"{n:040x}", f"Fix \0 pad {n}" + "x" * 300) for n in range(COMMITS_LIMIT + 7))
     whole = RunToolchain(
         "main", "main", commit="a" * 40, git_branch="main", subject="Fix pad", committed_ms=5, since=since, more=2,
         commit_url="https://git.example/c/{commit}",
     )  # fmt: skip
-    run_id = night(store, make, 1, whole, (make.job(), P, 1.0))
+    run_id = night(store, 1, whole, (make.job(), P, 1.0))
     view = store.runs.view(run_id)
     kept = view.toolchain
     assert kept
@@ -237,12 +234,12 @@ def test_the_toolchain_of_a_run_is_kept_and_bounded(sqlite_store: Store, make: t
     assert store.status.newest_toolchain("") == RunToolchain()
 
 
-def test_where_only_named_branches_have_runs_the_newest_is_shown(store: Store, make: type[Make]) -> None:
+def test_where_only_named_branches_have_runs_the_newest_is_shown(store: Store) -> None:
     assert store.status.branch_to_show(None) == ""
     job = make.job("conv")
-    night(store, make, 9, RunToolchain("1.5.0", "1.5.0"), (job, P, 1.0))
-    night(store, make, 2, MAIN, (job, P, 1.0))
-    night(store, make, 1, msgspec.structs.replace(MINE, branch=""), (job, P, 1.0))
+    night(store, 9, RunToolchain("1.5.0", "1.5.0"), (job, P, 1.0))
+    night(store, 2, MAIN, (job, P, 1.0))
+    night(store, 1, msgspec.structs.replace(MINE, branch=""), (job, P, 1.0))
     assert store.status.branch_to_show(None) == "main"
     assert read_status(store).branch == "main"
     assert store.status.branches() == ["1.5.0", "main"]
@@ -250,7 +247,7 @@ def test_where_only_named_branches_have_runs_the_newest_is_shown(store: Store, m
     assert store.status.branch_to_show("default") == ""
     with pytest.raises(UnknownNameError, match=r"'1.5.1'.*1\.5\.0"):
         store.status.branch_to_show("1.5.1")
-    night(store, make, 20, RunToolchain(), (job, P, 1.0))
+    night(store, 20, RunToolchain(), (job, P, 1.0))
     assert store.status.branch_to_show(None) == ""
 
 
@@ -294,7 +291,7 @@ def older(exported: bytes) -> bytes:
 
 
 def test_branches_go_into_another_store_also_from_an_export_with_older_names(
-    sqlite_store: Store, make: type[Make], tmp_path: Path
+    sqlite_store: Store, tmp_path: Path
 ) -> None:
     job = make.job("conv")
     cell = RunRecord(
@@ -304,7 +301,7 @@ def test_branches_go_into_another_store_also_from_an_export_with_older_names(
     sqlite_store.plan_jobs(plain, [job])
     since = (RunCommit("e" * 40, "Fix pad"),)
     toolchain = msgspec.structs.replace(MINE, git_branch="fix-pad", since=since)
-    mine = night(sqlite_store, make, 3, toolchain, (job, P, 1.0))
+    mine = night(sqlite_store, 3, toolchain, (job, P, 1.0))
     sqlite_store.mark_skipped(plain, {job.id: SkipReason("no time was left: --budget 90m")})
     exported = b"".join(sqlite_store.transfer.export([plain, mine]))
     old = older(exported)

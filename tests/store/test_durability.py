@@ -6,7 +6,6 @@ import gc
 import itertools
 import json
 import os
-import re
 import shutil
 import signal
 import sqlite3
@@ -15,16 +14,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 import psycopg
 import pytest
 from sqlalchemy import Connection, text
-from stores import Fork, create_store, drop_database, place_store, run_forks
+from stores import Fork, allow_connections, create_store, drop_database, place_store, run_forks
 from stub_home import make_stub_home, write_stub_suite
 from waiting import Started, until
 
@@ -35,9 +35,7 @@ from farm.store.database import Database
 from farm.store.store import Store, open_store
 from farm.suites.suite import Job
 
-if TYPE_CHECKING:
-    from conftest import Make
-
+from . import make
 
 # Several writers at once lose nothing, and neither does a writer that is killed.
 
@@ -62,7 +60,7 @@ def _recorded(store: Store, run_id: str) -> list[str]:
     return [attempt.reason for job in store.runs.view(run_id).jobs for attempt in job.attempts]
 
 
-def test_writers_at_once_lose_nothing(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
+def test_writers_at_once_lose_nothing(sqlite_store: Store, tmp_path: Path) -> None:
     jobs = [make.job(f"case_{n}") for n in range(4)]
     run_id = make.begin(sqlite_store, *jobs)
     calls = [
@@ -79,9 +77,7 @@ def test_writers_at_once_lose_nothing(sqlite_store: Store, make: type[Make], tmp
     assert numbers == [make.latency(1.0, 2.0, 3.0)] * 400
 
 
-def test_a_killed_writer_loses_nothing_that_it_said_was_recorded(
-    sqlite_store: Store, make: type[Make], tmp_path: Path
-) -> None:
+def test_a_killed_writer_loses_nothing_that_it_said_was_recorded(sqlite_store: Store, tmp_path: Path) -> None:
     job = make.job()
     run_id = make.begin(sqlite_store, job)
     output: list[str] = []
@@ -112,7 +108,7 @@ def test_processes_that_make_the_same_store_at_once_all_get_it(empty_address: st
     assert run_forks("print(open_store(argv[0]).runs.latest_id())", [[empty_address]] * 3) == [Fork(0, "None\n")] * 3
 
 
-def test_threads_may_share_a_store(sqlite_store: Store, make: type[Make]) -> None:
+def test_threads_may_share_a_store(sqlite_store: Store) -> None:
     job = make.job()
     run_id = make.begin(sqlite_store, job)
 
@@ -120,16 +116,13 @@ def test_threads_may_share_a_store(sqlite_store: Store, make: type[Make]) -> Non
         for number in range(20):
             sqlite_store.record_attempt(run_id, make.attempt(job, reason=f"{name} {number}"))
 
-    threads = [threading.Thread(target=record, args=(f"t{n}",)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(record, ("t0", "t1", "t2", "t3")))
 
     assert len(set(_recorded(sqlite_store, run_id))) == 80
 
 
-def test_a_writer_waits_for_a_reader_and_another_writer(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
+def test_a_writer_waits_for_a_reader_and_another_writer(sqlite_store: Store, tmp_path: Path) -> None:
     job = make.job()
     run_id = make.begin(sqlite_store, job)
     other = sqlite3.connect(tmp_path / "farm.db", isolation_level=None, check_same_thread=False)
@@ -266,8 +259,8 @@ def _replace(path: Path) -> None:
 class Recorder:
     """A run that records one attempt after the other."""
 
-    def __init__(self, store: Store, make: type[Make]) -> None:
-        self.store, self._make = store, make
+    def __init__(self, store: Store) -> None:
+        self.store = store
         self._jobs: list[Job] = [make.job(f"case_{number}") for number in range(20)]
         self.run_id = make.begin(store, *self._jobs)
         self._number = 0
@@ -276,7 +269,7 @@ class Recorder:
         job = self._jobs[self._number % len(self._jobs)]
         self._number += 1
         # A second attempt with the same start would count as recorded already.
-        attempt = self._make.attempt(job, log="x" * 5_000, started_ms=1_790_000_000_000 + self._number)
+        attempt = make.attempt(job, log="x" * 5_000, started_ms=1_790_000_000_000 + self._number)
         self.store.record_attempt(self.run_id, attempt)
 
 
@@ -286,10 +279,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def recorder(path: Path, make: type[Make]) -> Iterator[Recorder]:
+def recorder(path: Path) -> Iterator[Recorder]:
     place_store(path)
     with open_store(path) as store:
-        recorder = Recorder(store, make)
+        recorder = Recorder(store)
         for _ in range(5):
             recorder.record()
         yield recorder
@@ -331,20 +324,9 @@ def test_every_way_to_use_a_lost_store_says_so_and_makes_no_file(path: Path, rec
             recorder.store._database.write(lambda _: path.rename(away))
         with pytest.raises(StoreLostError, match="was deleted"):
             recorder.store.runs.view(recorder.run_id)
-        caught: list[StoreError] = []
-
-        def record() -> None:
-            try:
-                recorder.record()
-            except StoreError as error:
-                caught.append(error)
-
-        threads = [threading.Thread(target=record) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert [type(error) for error in caught] == [StoreLostError] * 8
+        with ThreadPoolExecutor(8) as threads:
+            recorded = [threads.submit(recorder.record) for _ in range(8)]
+        assert [type(one.exception()) for one in recorded] == [StoreLostError] * 8
         assert not path.exists()
         # A file that is put back goes on, and another one is noticed.
         away.rename(path)
@@ -395,7 +377,7 @@ os.pwrite(number, (pages + 50).to_bytes(4, "big"), 28)
     ],
 )
 def test_a_database_that_is_dropped_is_lost_and_one_that_is_away_is_not(
-    postgresql_cluster: str, make: type[Make], how: str, output: str
+    postgresql_cluster: str, how: str, output: str
 ) -> None:
     address = create_store(postgresql_cluster, "lost")
     name = urlsplit(address).path[1:]
@@ -403,7 +385,7 @@ def test_a_database_that_is_dropped_is_lost_and_one_that_is_away_is_not(
         psycopg.connect(f"host={postgresql_cluster} user=farm dbname=postgres", autocommit=True) as server,
         open_store(address) as store,
     ):
-        recorder = Recorder(store, make)
+        recorder = Recorder(store)
         recorder.record()
         if how.startswith("dropped"):
             server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
@@ -413,14 +395,13 @@ def test_a_database_that_is_dropped_is_lost_and_one_that_is_away_is_not(
             with psycopg.connect(address, autocommit=True) as inside:
                 inside.execute(b"TRUNCATE run CASCADE")
         if how == "away":
-            server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false".encode())
-            server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+            allow_connections(address, allowed=False)
         with pytest.raises(StoreError, match=output or None) as caught:
             recorder.record()
         assert isinstance(caught.value, StoreLostError) == (how != "away")
         assert "\n" not in str(caught.value)
         if how == "away":
-            server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true".encode())
+            allow_connections(address, allowed=True)
             recorder.record()
     drop_database(address)
 
@@ -445,26 +426,15 @@ def test_two_stores_of_one_process_do_not_unlock_each_other(path: Path, recorder
 # A database that is away for a while under a run on devices of its own: nothing is lost, nothing has to be resumed.
 
 
-psycopg_driver = pytest.importorskip("psycopg")
-
-
 RUN = ("run", "--soc", "SM8650", "--suite", "./mine", "--virtual", "2", "--json")
 
 
 def attempts(address: str) -> int:
-    with psycopg_driver.connect(address) as connection:
+    with psycopg.connect(address) as connection:
         try:
             return connection.execute("select count(*) from attempt").fetchone()[0]
-        except psycopg_driver.errors.UndefinedTable:
+        except psycopg.errors.UndefinedTable:
             return 0
-
-
-def allow(server: str, name: str, *, connections: bool) -> None:
-    """Allow or refuse connections to a database, and end existing ones on refusal."""
-    with psycopg_driver.connect(server, autocommit=True) as connection:
-        connection.execute(f"alter database {name} allow_connections {connections}")
-        if not connections:
-            connection.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name])
 
 
 @pytest.mark.whole
@@ -472,15 +442,12 @@ def test_a_run_outlasts_a_database_that_is_away(tmp_path: Path, new_database: Ca
     address = new_database("away")
     home = make_stub_home(tmp_path / "stub")
     write_stub_suite(home, "mine", {f"case{number}": 600 for number in range(8)})
-    host = address.partition("host=")[2]
-    [name] = re.findall(r"@/(\w+)", address)
-    server = f"host={host} user=farm dbname=postgres"
     with home.running(*RUN, env={"FARM_STORE": address}) as process:
         until(lambda: attempts(address), "a first job")
-        allow(server, name, connections=False)
+        allow_connections(address, allowed=False)
         # Longer than a device may be silent, or a program stall.
         time.sleep(SILENCE_SECONDS + 3)
-        allow(server, name, connections=True)
+        allow_connections(address, allowed=True)
         out = process.communicate(timeout=240)[0]
     assert process.returncode == 0, out
     view = json.loads(out[out.index("\n{") :])

@@ -6,7 +6,7 @@ import math
 import re
 import sqlite3
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from stores import plans, statements
@@ -20,9 +20,7 @@ from farm.store.rows import now_ms
 from farm.store.store import Store
 from farm.suites.suite import Job
 
-if TYPE_CHECKING:
-    from conftest import Make
-
+from . import make
 
 # History of jobs: pass rates, flakiness and trends, on both databases.
 
@@ -31,18 +29,18 @@ P, F, I = Verdict.PASSED, Verdict.FAILED, Verdict.INFRA  # noqa: E741 - read as 
 VERDICTS = {"p": "passed", "f": "failed", "i": "infra"}
 
 
-def tried(store: Store, make: type[Make], hours_ago: int, *verdicts: tuple[Job, str], **facts: Any) -> str:
+def tried(store: Store, hours_ago: int, *verdicts: tuple[Job, str], **facts: Any) -> str:
     """Record a run of jobs, an attempt for each letter: passed, failed, infra."""
     more = {"bundle_key": facts.pop("bundle_key", "b" * 64), "known_issue": facts.pop("known_issue", "")}
     results = [(job, VERDICTS[letter], more) for job, letters in verdicts for letter in letters]
     return make.run(store, hours_ago, *results, **facts)
 
 
-def test_verdicts_of_the_same_code_that_disagree_are_flaky(store: Store, make: type[Make]) -> None:
+def test_verdicts_of_the_same_code_that_disagree_are_flaky(store: Store) -> None:
     a, b, c = (make.job(name) for name in "abc")
-    tried(store, make, 9, (a, "p"), (b, "p"), (c, "p"))
-    slipped = tried(store, make, 8, (a, "f"), (b, "if"), (c, "p"))
-    last = tried(store, make, 7, (a, "p"), (b, "f"), (c, "ip"))
+    tried(store, 9, (a, "p"), (b, "p"), (c, "p"))
+    slipped = tried(store, 8, (a, "f"), (b, "if"), (c, "p"))
+    last = tried(store, 7, (a, "p"), (b, "f"), (c, "ip"))
     found = store.history.reliability([a.id, b.id, c.id], "virtual")
     assert {job: (one.reliability, one.passed, one.tries, one.since) for job, one in found.items()} == {
         a.id: (Reliability.NEWLY_FLAKY, 2, 3, slipped),
@@ -53,36 +51,36 @@ def test_verdicts_of_the_same_code_that_disagree_are_flaky(store: Store, make: t
     assert store.history.reliability([a.id, c.id], "virtual", slipped)[a.id].tries == 2
 
 
-def test_other_code_kinds_and_the_debugger_are_not_mixed_in(sqlite_store: Store, make: type[Make]) -> None:
+def test_other_code_kinds_and_the_debugger_are_not_mixed_in(sqlite_store: Store) -> None:
     store, a = sqlite_store, make.job("a")
-    tried(store, make, 9, (a, "p"))
-    tried(store, make, 8, (a, "f"), qnn="2.52")
-    tried(store, make, 7, (a, "f"), bundle_key="c" * 64)
-    tried(store, make, 6, (a, "f"), kind="hardware")
-    tried(store, make, 5, (a, "ff"), debug="intermediate outputs")
+    tried(store, 9, (a, "p"))
+    tried(store, 8, (a, "f"), qnn="2.52")
+    tried(store, 7, (a, "f"), bundle_key="c" * 64)
+    tried(store, 6, (a, "f"), kind="hardware")
+    tried(store, 5, (a, "ff"), debug="intermediate outputs")
     found = store.history.reliability([a.id], "virtual")[a.id]
     assert (found.reliability, found.passed, found.tries) == (Reliability.STEADY, 1, 3)
     assert store.history.reliability([a.id], "hardware")[a.id].tries == 1
     assert store.history.reliability([a.id, "no/such[job]"], "unknown") == {}
 
 
-def test_retries_and_known_issues_count_and_trouble_does_not(sqlite_store: Store, make: type[Make]) -> None:
+def test_retries_and_known_issues_count_and_trouble_does_not(sqlite_store: Store) -> None:
     store, a, b, c = sqlite_store, *(make.job(name) for name in "abc")
-    run_id = tried(store, make, 9, (a, "fp"), (b, "iip"), bundle_key="")
-    tried(store, make, 8, (c, "f"), known_issue="is wrong")
+    run_id = tried(store, 9, (a, "fp"), (b, "iip"), bundle_key="")
+    tried(store, 8, (c, "f"), known_issue="is wrong")
     found = store.history.reliability([a.id, b.id, c.id], "virtual")
     assert (found[a.id].reliability, found[a.id].since) == (Reliability.NEWLY_FLAKY, run_id)
     assert (found[b.id].reliability, found[b.id].tries) == (Reliability.STEADY, 1)
     assert found[c.id].passed == 0
 
 
-def test_flakiness_is_of_the_last_runs_of_a_job_along_indices(sqlite_store: Store, make: type[Make]) -> None:
+def test_flakiness_is_of_the_last_runs_of_a_job_along_indices(sqlite_store: Store) -> None:
     a, b = make.job("a"), make.job("b")
     store = sqlite_store
-    tried(store, make, 99, (a, "fp"), (b, "p"))
+    tried(store, 99, (a, "fp"), (b, "p"))
     for hour in range(LOOKED_AT):
-        last = tried(store, make, 90 - hour, (a, "p"))
-        tried(store, make, 90 - hour, (b, "p"), kind="hardware")
+        last = tried(store, 90 - hour, (a, "p"))
+        tried(store, 90 - hour, (b, "p"), kind="hardware")
     with statements(store) as asked:
         assert store.history.reliability([a.id, b.id], "virtual", last, failed_of_late=True) == {}
         assert store.history.reliability([a.id], "virtual")[a.id].reliability is Reliability.STEADY
@@ -91,7 +89,7 @@ def test_flakiness_is_of_the_last_runs_of_a_job_along_indices(sqlite_store: Stor
     assert [step for step in steps if re.match("SCAN (attempt|run_job|run)", step)] == []
 
 
-def measured(store: Store, make: Make, hours_ago: int, *found: tuple[Job, Verdict, float], **facts: str) -> str:
+def measured(store: Store, hours_ago: int, *found: tuple[Job, Verdict, float], **facts: str) -> str:
     """Record a run of jobs with their verdict and latency."""
 
     def metrics(latency: float) -> tuple[Measurement, ...]:
@@ -107,10 +105,10 @@ def latencies(store: Store, run_id: str, job: Job, runs: int = 30) -> list[float
     return [point.value for point in series["latency"].points] if "latency" in series else []
 
 
-def test_trends_are_of_the_newest_runs_up_to_this_one_oldest_first(store: Store, make: Make) -> None:
+def test_trends_are_of_the_newest_runs_up_to_this_one_oldest_first(store: Store) -> None:
     a, b, c = (make.job(name) for name in "abc")
-    measured(store, make, 10, (c, P, 1))
-    ids = [measured(store, make, 9 - n, (a, P, 10.0 + n), (b, F, 20.0 + n)) for n in range(4)]
+    measured(store, 10, (c, P, 1))
+    ids = [measured(store, 9 - n, (a, P, 10.0 + n), (b, F, 20.0 + n)) for n in range(4)]
     assert latencies(store, ids[2], a) == [10, 11, 12]
     assert latencies(store, ids[3], b, runs=2) == [22, 23]
     found = store.history.background(ids[3])
@@ -120,18 +118,18 @@ def test_trends_are_of_the_newest_runs_up_to_this_one_oldest_first(store: Store,
     assert [point.run_id for point in latency.points] == ids
     assert found.facts[latency.points[0].fingerprint]["device_kind"] == "virtual"
     # A job that was left out of some runs goes further back.
-    assert latencies(store, measured(store, make, 5, (c, P, 3)), c, runs=2) == [1, 3]
+    assert latencies(store, measured(store, 5, (c, P, 3)), c, runs=2) == [1, 3]
     # The last of two attempts in a run counts.
     store.record_attempt(ids[3], make.attempt(a, started_ms=now_ms(), measurements=(make.latency(5, 6, 7),)))
     assert latencies(store, ids[3], a, runs=1) == [6]
 
 
-def test_other_kinds_of_device_the_debugger_and_trouble_are_no_part_of_a_trend(sqlite_store: Store, make: Make) -> None:
+def test_other_kinds_of_device_the_debugger_and_trouble_are_no_part_of_a_trend(sqlite_store: Store) -> None:
     store, a, b = sqlite_store, make.job("a"), make.job("b")
-    measured(store, make, 9, (a, P, 1), kind="hardware")
-    measured(store, make, 8, (a, P, 2), debug="layers")
-    measured(store, make, 7, (a, I, 3))
-    run_id = measured(store, make, 6, (a, P, 4), (b, P, 1))
+    measured(store, 9, (a, P, 1), kind="hardware")
+    measured(store, 8, (a, P, 2), debug="layers")
+    measured(store, 7, (a, I, 3))
+    run_id = measured(store, 6, (a, P, 4), (b, P, 1))
     assert latencies(store, run_id, a) == [4]
     kept = ArtifactRecord("ab" * 32, 12, "etdump")
     store.record_attempt(run_id, make.attempt(b, started_ms=7), artifacts=(kept,))
@@ -140,10 +138,10 @@ def test_other_kinds_of_device_the_debugger_and_trouble_are_no_part_of_a_trend(s
     assert (nothing.trends, nothing.facts, nothing.artifacts) == ({}, {}, {})
 
 
-def test_no_step_of_a_trend_goes_over_a_whole_table(sqlite_store: Store, make: Make) -> None:
+def test_no_step_of_a_trend_goes_over_a_whole_table(sqlite_store: Store) -> None:
     a = make.job("a")
     for hours in range(3):
-        run_id = measured(sqlite_store, make, 5 - hours, (a, P, 1))
+        run_id = measured(sqlite_store, 5 - hours, (a, P, 1))
     with statements(sqlite_store) as asked:
         assert sqlite_store.history.background(run_id).trends
     found = plans(sqlite_store, asked)
@@ -197,7 +195,7 @@ def test_an_empty_store_says_how_to_fill_it(sqlite_store: Store) -> None:
         sqlite_store.history.points("quantized_ops")
 
 
-def test_a_record_of_an_unknown_run_or_job_is_refused(sqlite_store: Store, make: type[Make]) -> None:
+def test_a_record_of_an_unknown_run_or_job_is_refused(sqlite_store: Store) -> None:
     job, other = make.job(), make.job("other")
     with pytest.raises(StoreError, match="not in the store"):
         sqlite_store.plan_jobs("nonsense", [job])
@@ -208,7 +206,7 @@ def test_a_record_of_an_unknown_run_or_job_is_refused(sqlite_store: Store, make:
         sqlite_store.record_builds(run_id, [BuildRecord(other.id, seconds=1.0, cached=False, bundle_key="")])
 
 
-def test_history_never_mixes_virtual_and_hardware(store: Store, make: type[Make]) -> None:
+def test_history_never_mixes_virtual_and_hardware(store: Store) -> None:
     job = make.job()
     for hour, (kind, serial) in enumerate([("virtual", "virtual-1"), ("hardware", "phone-1")] * 3):
         run_id = make.begin(store, job, started_ms=_MORNING + hour * 3_600_000, kind=kind)
@@ -226,7 +224,7 @@ def test_history_never_mixes_virtual_and_hardware(store: Store, make: type[Make]
 
 
 def test_history_shows_attempts_that_measured_nothing_and_devices_that_were_not_announced(
-    store: Store, make: type[Make]
+    store: Store,
 ) -> None:
     job = make.job()
     run_id = make.begin(store, job, started_ms=_MORNING)
@@ -252,9 +250,7 @@ def test_history_shows_attempts_that_measured_nothing_and_devices_that_were_not_
     assert [point.device_kind for point in store.history.points(strange.id)] == ["unknown"]
 
 
-def test_the_newest_attempt_with_a_profile_is_found(
-    store: Store, make: type[Make], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_newest_attempt_with_a_profile_is_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     job, other = make.job(), make.job("conv2d")
     nodes = tuple(OperatorProfile(name, "Qnn", "cycles", 6, 0.0, 0.0, float(2**63), 0.25) for name in ("a", "b"))
     etdump, summary = ArtifactRecord("e" * 64, 5_688, "etdump"), ArtifactRecord("f" * 64, 1, "qhas:x.json")
@@ -283,7 +279,7 @@ def test_the_newest_attempt_with_a_profile_is_found(
     assert [record.job_id for record in store.history.profiles("*", first)] == [job.id]
 
 
-def test_runs_of_farm_debug_are_no_history_and_no_expectation(store: Store, make: type[Make]) -> None:
+def test_runs_of_farm_debug_are_no_history_and_no_expectation(store: Store) -> None:
     job = make.job()
     run_id = make.run(store, 2, (job, Verdict.PASSED, {"seconds": 2.0}))
     make.run(store, 1, (job, Verdict.PASSED, {"seconds": 90.0}), debug="intermediate outputs")
@@ -293,7 +289,7 @@ def test_runs_of_farm_debug_are_no_history_and_no_expectation(store: Store, make
     assert store.history.fingerprints([point.fingerprint]) == {point.fingerprint: {"device_kind": "virtual"}}
 
 
-def test_jobs_are_found_by_case_suite_id_and_wildcard(store: Store, make: type[Make]) -> None:
+def test_jobs_are_found_by_case_suite_id_and_wildcard(store: Store) -> None:
     jobs = [make.job(), make.job("relu6"), make.job(precision="16a16w"), make.job(soc="SM8750")]
     make.run(store, 0, *((job, Verdict.PASSED) for job in jobs))
 
@@ -324,7 +320,7 @@ def test_jobs_are_found_by_case_suite_id_and_wildcard(store: Store, make: type[M
             continue
 
 
-def test_the_queries_in_the_documentation_run(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
+def test_the_queries_in_the_documentation_run(sqlite_store: Store, tmp_path: Path) -> None:
     job, missing = make.job("conv2d"), make.job("missing")
     run_id = make.begin(sqlite_store, job, missing, started_ms=_MORNING, kind="hardware")
     nodes = [
@@ -365,7 +361,7 @@ DECIDING = {
 """Samples and the value that decides, by metric, unit and direction."""
 
 
-def test_series_have_the_value_that_decides(store: Store, make: type[Make]) -> None:
+def test_series_have_the_value_that_decides(store: Store) -> None:
     job = make.job()
     measured = tuple(Measurement(*key, samples) for key, (samples, _) in DECIDING.items())
     run_id = make.run(store, 0, (job, Verdict.PASSED, {"measurements": measured}))

@@ -7,7 +7,6 @@ import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from old_store import INF, INTEGERS, JOBS, RUNS, SAMPLES, connected, make_old_store, old_rows, revision, snapshot
@@ -19,12 +18,11 @@ from farm.store.records import RunToolchain, SkipReason
 from farm.store.schema import REVISION
 from farm.store.store import open_store
 
-if TYPE_CHECKING:
-    from conftest import Make
+from . import make
 
 
 def test_every_number_and_text_of_an_old_store_stays_and_the_store_goes_on(
-    empty_address: str, make: type[Make]
+    empty_address: str,
 ) -> None:
     old, rows = make_old_store(empty_address), old_rows()
     assert {name: len(found) - 1 for name, found in old.items()} == {name: len(found) for name, found in rows.items()}

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import psycopg
 import pytest
@@ -32,9 +32,7 @@ from farm.store.problems import interruption_before
 from farm.store.schema import VERSION_TABLE, fingerprint
 from farm.store.store import Store, open_store
 
-if TYPE_CHECKING:
-    from conftest import Make
-
+from . import make
 
 # Opening of stores, and messages for stores that do not open.
 
@@ -167,7 +165,7 @@ def test_ctrl_c_ends_waiting_for_a_server_that_does_not_answer(home: FarmHome, c
                 assert process.wait(timeout=20) == 130
 
 
-def test_reading_writes_nothing(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
+def test_reading_writes_nothing(sqlite_store: Store, tmp_path: Path) -> None:
     job = make.job()
     run_id = make.begin(sqlite_store, job)
     sqlite_store.record_attempt(run_id, make.attempt(job))

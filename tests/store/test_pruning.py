@@ -6,9 +6,8 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from old_store import snapshot
 from sqlalchemy import select, update
@@ -23,9 +22,7 @@ from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
 from farm.suites.suite import Job
 
-if TYPE_CHECKING:
-    from conftest import Make
-
+from . import make
 
 # Old runs leave the store whole, and nothing else does, on both databases.
 
@@ -34,7 +31,7 @@ DAY = 86_400_000
 ETDUMP = ArtifactRecord("e" * 64, 1_000, "etdump")
 
 
-def run(store: Store, make: type[Make], days: float, *jobs: Job, **changes: str) -> str:
+def run(store: Store, days: float, *jobs: Job, **changes: str) -> str:
     """Record a run of `days` ago, without any later write to it."""
     started_ms = now_ms() - round(days * DAY)
     details = {
@@ -69,10 +66,10 @@ def old(decided: dict[str, KeepReason | None]) -> list[str]:
     return [run_id for run_id, why in decided.items() if why is None]
 
 
-def test_a_run_goes_with_all_its_rows_and_what_others_share_stays(store: Store, make: type[Make], address: str) -> None:
+def test_a_run_goes_with_all_its_rows_and_what_others_share_stays(store: Store, address: str) -> None:
     a, b = make.job("a"), make.job("b")
-    first = run(store, make, 100, a, b, qnn="2.50")
-    second = run(store, make, 50, a)
+    first = run(store, 100, a, b, qnn="2.50")
+    second = run(store, 50, a)
     before = counts(address)
     assert before["attempt"] == 3
     holding = store.pruning.holding([first])
@@ -92,26 +89,26 @@ def test_a_run_goes_with_all_its_rows_and_what_others_share_stays(store: Store, 
     assert counts(address) == {}
 
 
-def test_the_newest_results_of_every_job_on_each_kind_of_device_stay(store: Store, make: type[Make]) -> None:
+def test_the_newest_results_of_every_job_on_each_kind_of_device_stay(store: Store) -> None:
     a, b = make.job("a"), make.job("b")
-    hardware = run(store, make, 99, a, kind="hardware")
-    only_b = run(store, make, 98, b)
-    runs = [run(store, make, 90 - n, a) for n in range(5)]
-    trouble = run(store, make, 60, a, verdict="infra")
-    debugged = run(store, make, 59, a, debug="intermediate outputs")
+    hardware = run(store, 99, a, kind="hardware")
+    only_b = run(store, 98, b)
+    runs = [run(store, 90 - n, a) for n in range(5)]
+    trouble = run(store, 60, a, verdict="infra")
+    debugged = run(store, 59, a, debug="intermediate outputs")
     decided = store.pruning.decide(Rules(keep_ms=30 * DAY, keep_results=2))
     assert old(decided) == [debugged, trouble, *runs[2::-1]]
     assert {decided[one] for one in (hardware, only_b, *runs[3:])} == {KeepReason.RESULTS}
     assert store.pruning.decide(Rules(keep_ms=30 * DAY))[runs[0]] is KeepReason.RESULTS
 
 
-def test_what_is_written_to_stays(store: Store, make: type[Make]) -> None:
+def test_what_is_written_to_stays(store: Store) -> None:
     a = make.job("a")
-    run(store, make, 1, a)
-    ended = run(store, make, 90, a)
+    run(store, 1, a)
+    ended = run(store, 90, a)
     killed = store.begin_run(RunRecord("farm run", "ada", "bench", {}, now_ms() - 80 * DAY))
     begun = store.begin_run(RunRecord("farm run", "ada", "bench", {}, now_ms() - 3_600_000))
-    resumed = run(store, make, 85, a)
+    resumed = run(store, 85, a)
     store.record_attempt(resumed, make.attempt(a, reason="again"))
     rules = Rules(keep_runs=1, keep_results=1)
     decided = store.pruning.decide(rules)
@@ -124,18 +121,17 @@ def test_what_is_written_to_stays(store: Store, make: type[Make]) -> None:
     assert {point.run_id for point in store.history.points(a.id)} >= {ended, resumed}
 
 
-def test_a_run_whose_removal_is_killed_is_whole(store: Store, make: type[Make], address: str) -> None:
-    run_id = run(store, make, 100, make.job("a"), make.job("b"))
+def test_a_run_whose_removal_is_killed_is_whole(store: Store, address: str) -> None:
+    run_id = run(store, 100, make.job("a"), make.job("b"))
     before = snapshot(address)
     assert kill_before_changes(address, "store.pruning.remove(more[0])", run_id, step=6) > 1
     assert snapshot(address) == before
 
 
-def test_two_at_once_and_a_run_that_begins_meanwhile(store: Store, make: type[Make], address: str) -> None:
+def test_two_at_once_and_a_run_that_begins_meanwhile(store: Store, address: str) -> None:
     jobs = [make.job(f"case_{n}") for n in range(4)]
     for days in range(60, 72):
-        run(store, make, days, jobs[days % 4], qnn=str(days % 3))
-    failed: list[BaseException] = []
+        run(store, days, jobs[days % 4], qnn=str(days % 3))
     written: list[str] = []
     stop = threading.Event()
 
@@ -158,29 +154,20 @@ def test_two_at_once_and_a_run_that_begins_meanwhile(store: Store, make: type[Ma
                 if stop.is_set():
                     break
 
-    def caught(action: Callable[[], None]) -> None:
-        try:
-            action()
-        except BaseException as error:  # noqa: BLE001 - told by the test
-            failed.append(error)
-
-    writer = threading.Thread(target=caught, args=(write,))
-    pruners = [threading.Thread(target=caught, args=(prune,)) for _ in range(2)]
-    for thread in (writer, *pruners):
-        thread.start()
-    for thread in pruners:
-        thread.join()
-    stop.set()
-    writer.join()
-    assert failed == []
+    with ThreadPoolExecutor(3) as threads:
+        writing, *pruning = [threads.submit(action) for action in (write, prune, prune)]
+        wait(pruning)
+        stop.set()
+    for action in (writing, *pruning):
+        action.result()
     for run_id in written:
         [job] = store.runs.view(run_id).jobs
         assert [attempt.measurements for attempt in job.attempts] == [(make.latency(1.0, 2.0, 3.0),)]
 
 
-def test_an_sqlite_file_shrinks_when_nobody_writes(sqlite_store: Store, make: type[Make], tmp_path: Path) -> None:
+def test_an_sqlite_file_shrinks_when_nobody_writes(sqlite_store: Store, tmp_path: Path) -> None:
     jobs = [make.job(f"case_{n}") for n in range(100)]
-    run_id = run(sqlite_store, make, 100, *jobs)
+    run_id = run(sqlite_store, 100, *jobs)
     other = sqlite_store.begin_run(RunRecord("farm run", "ada", "bench", {}))
     sqlite_store.pruning.remove(run_id)
     sqlite_store.pruning.sweep()
@@ -208,9 +195,9 @@ def test_an_artifact_goes_when_it_is_old_and_not_when_it_was_put_again(tmp_path:
     assert artifacts.size(first) == 5
 
 
-def test_runs_of_an_open_alert_stay_and_what_came_to_nothing_goes_with_its_run(store: Store, make: type[Make]) -> None:
+def test_runs_of_an_open_alert_stay_and_what_came_to_nothing_goes_with_its_run(store: Store) -> None:
     job = make.job("conv")
-    first, second, third, fourth = (run(store, make, days, job) for days in (400, 399, 398, 397))
+    first, second, third, fourth = (run(store, days, job) for days in (400, 399, 398, 397))
     [series] = store.history.pasts_of_jobs(job.id)[0].series
 
     def alert(state: str, good: str, bad: str) -> None:

@@ -9,7 +9,7 @@ import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,9 +35,7 @@ from farm.store.transfer.lines import AttemptLine
 from farm.store.transfer.runs import LineFile, import_runs, runs_in
 from farm.suites.suite import Case, InputSpec
 
-if TYPE_CHECKING:
-    from conftest import Make
-
+from . import make
 
 # Records written to the store and read back without loss, on both databases.
 
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 NAN, INF, GREAT = math.nan, math.inf, 2**53 + 1
 
 
-def test_every_field_of_a_run_comes_back(store: Store, make: type[Make]) -> None:
+def test_every_field_of_a_run_comes_back(store: Store) -> None:
     first, second = make.job(), make.job("conv2d", "16a16w")
     fingerprint = {"executorch": "1.5.1", "qnn": "2.51", "device_kind": "mixed"}
     run_id = store.begin_run(RunRecord("farm run --soc SM8650", "ada", "bench", fingerprint, 1_790_000_000_001))
@@ -101,14 +99,14 @@ def test_every_field_of_a_run_comes_back(store: Store, make: type[Make]) -> None
     assert relu.attempts == (pulled, wrong)
 
 
-def test_an_attempt_of_a_run_that_is_gone_tells_so_also_with_a_device(store: Store, make: type[Make]) -> None:
+def test_an_attempt_of_a_run_that_is_gone_tells_so_also_with_a_device(store: Store) -> None:
     job = make.job()
     for device in (None, make.device()):
         with pytest.raises(StoreLostError, match="20200101-000000-aaaaaa"):
             store.record_attempt("20200101-000000-aaaaaa", make.attempt(job), device)
 
 
-def test_builds_of_many_jobs_are_recorded_together_or_not_at_all(store: Store, make: type[Make]) -> None:
+def test_builds_of_many_jobs_are_recorded_together_or_not_at_all(store: Store) -> None:
     jobs = [make.job("conv2d", "16a16w"), make.job()]
     run_id = make.begin(store, *jobs)
     builds = [
@@ -125,7 +123,7 @@ def test_builds_of_many_jobs_are_recorded_together_or_not_at_all(store: Store, m
     assert found == [(2.5, False, {"aten.sin": 2}), (0.0, True, {})]
 
 
-def test_odd_numbers_come_back_to_the_last_digit(store: Store, make: type[Make]) -> None:
+def test_odd_numbers_come_back_to_the_last_digit(store: Store) -> None:
     job = make.job()
     run_id = make.begin(store, job)
     samples = (GREAT, GREAT - 2, 2**63 - 1, -(2**63), 7)
@@ -162,9 +160,7 @@ def test_odd_numbers_come_back_to_the_last_digit(store: Store, make: type[Make])
     }  # fmt: skip
 
 
-def test_hostile_text_is_kept_readable_and_bounded(
-    store: Store, make: type[Make], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_text_is_kept_readable_and_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     # The real limits would take a database some seconds.
     monkeypatch.setattr(values, "OPERATORS_LIMIT", 20)
     monkeypatch.setattr(values, "LAYERS_LIMIT", 30)
@@ -239,7 +235,7 @@ def _clear(address: str) -> None:
             connection.execute(text(statement))
 
 
-def test_an_attempt_offered_twice_is_recorded_once(store: Store, make: type[Make]) -> None:
+def test_an_attempt_offered_twice_is_recorded_once(store: Store) -> None:
     job = make.job()
     run_id = make.begin(store, job)
     timed = make.attempt(job, comparisons=(make.comparison(sqnr_db=math.nan),))
@@ -264,7 +260,7 @@ def test_two_runs_never_have_one_id(store: Store, monkeypatch: pytest.MonkeyPatc
     assert [store.begin_run(record) for _ in range(2)] == ["20260921-141320-aaaaaa", "20260921-141320-bbbbbb"]
 
 
-def test_a_device_is_known_by_its_build_and_a_case_by_what_it_computes(sqlite_store: Store, make: type[Make]) -> None:
+def test_a_device_is_known_by_its_build_and_a_case_by_what_it_computes(sqlite_store: Store) -> None:
     versions = []
     for number, (build, changes) in enumerate(
         [("before update", {}), ("after update", {"precisions": ("8a8w", "16a16w")}), ("last", {"seed": 7})]
@@ -410,7 +406,7 @@ def judged(order: Sequence[Verdict]) -> int:
     return numbers[-1] if numbers else len(order)
 
 
-def test_the_last_verdict_about_the_code_decides_in_the_store_and_in_reports(address: str, make: type[Make]) -> None:
+def test_the_last_verdict_about_the_code_decides_in_the_store_and_in_reports(address: str) -> None:
     orders = [order for count in range(4) for order in itertools.product(Verdict, repeat=count)]
     jobs = [make.job(f"case_{number}") for number in range(len(orders))]
     expected = {job.id: (judged(order), order) for job, order in zip(jobs, orders, strict=True)}
@@ -431,7 +427,7 @@ def test_the_last_verdict_about_the_code_decides_in_the_store_and_in_reports(add
 
 
 def test_of_two_recorders_at_the_same_time_the_store_and_reports_choose_the_same(
-    address: str, make: type[Make]
+    address: str,
 ) -> None:
     job = make.job("together")
     known = {"recorded_ms": 1, "device_id": None, "digest": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,9 +27,7 @@ from farm.store.store import Store, open_store
 from farm.store.values import judged_by
 from farm.suites.suite import Expectation, Job, KnownIssue, Limits, Tolerance
 
-if TYPE_CHECKING:
-    from conftest import Make
-
+from . import make
 
 # Data of `farm status`, newest results of jobs and results on other targets, on both databases.
 
@@ -41,7 +39,7 @@ def by_case(store: Store, run_id: str) -> dict[str, JobStatus]:
     return {job.job_id.split("/")[1].split("[")[0]: job for job in store.status.of_run(run_id).jobs}
 
 
-def test_each_job_has_its_last_verdict_before_the_run(store: Store, make: Make) -> None:
+def test_each_job_has_its_last_verdict_before_the_run(store: Store) -> None:
     a, b, c, d, e = (make.job(name) for name in "abcde")
     first = make.run(store, 9, (a, P), (b, F))
     second = make.run(store, 8, (a, I), (b, P))
@@ -63,7 +61,7 @@ def test_each_job_has_its_last_verdict_before_the_run(store: Store, make: Make) 
     assert [(found[name].skipped, found[name].reason) for name in "de"] == [(True, "no time was left"), (False, "")]
 
 
-def test_the_kind_of_a_run_is_that_of_its_devices(store: Store, make: Make) -> None:
+def test_the_kind_of_a_run_is_that_of_its_devices(store: Store) -> None:
     facts = {"device_kind": "hardware", "executorch": "1.5.1"}
     for kind, devices in (
         ("virtual", [make.device()]),
@@ -77,7 +75,7 @@ def test_the_kind_of_a_run_is_that_of_its_devices(store: Store, make: Make) -> N
         assert store.runs.view(run_id).fingerprint == {**facts, "device_kind": kind}
 
 
-def test_the_run_to_show_is_the_newest_nightly_one_of_late_or_the_newest(store: Store, make: Make) -> None:
+def test_the_run_to_show_is_the_newest_nightly_one_of_late_or_the_newest(store: Store) -> None:
     a = make.job("a")
     assert store.status.run_to_show() is None
     make.run(store, 24 * 30, (a, P), priority="nightly")
@@ -93,7 +91,7 @@ def test_the_run_to_show_is_the_newest_nightly_one_of_late_or_the_newest(store: 
     assert (one.user, one.host) == ("eve", "bench")
 
 
-def test_the_newest_result_is_of_a_run_that_tried_the_job_and_of_no_debugging(store: Store, make: type[Make]) -> None:
+def test_the_newest_result_is_of_a_run_that_tried_the_job_and_of_no_debugging(store: Store) -> None:
     relu, conv = make.job(), make.job("conv2d")
     first = make.run(store, 9, (relu, P), (conv, P))
     store.record_builds(
@@ -121,7 +119,7 @@ def test_the_newest_result_is_of_a_run_that_tried_the_job_and_of_no_debugging(st
     assert store.status.job_results([conv.id], [second]) == []
 
 
-def test_a_failure_comes_with_other_socs_and_other_precisions_and_nothing_else(store: Store, make: type[Make]) -> None:
+def test_a_failure_comes_with_other_socs_and_other_precisions_and_nothing_else(store: Store) -> None:
     red, green = make.job("conv2d"), make.job("relu")
     there, here = make.job("conv2d", soc="SM8450"), make.job("conv2d", "16a8w")
     both = make.job("conv2d", "16a8w", "SM8450")
@@ -137,7 +135,7 @@ def test_a_failure_comes_with_other_socs_and_other_precisions_and_nothing_else(s
     assert view.jobs[1].elsewhere == ()
 
 
-def test_planned_jobs_are_those_of_one_soc_in_the_order_of_the_run(store: Store, make: type[Make]) -> None:
+def test_planned_jobs_are_those_of_one_soc_in_the_order_of_the_run(store: Store) -> None:
     jobs = [make.job("b"), make.job("a"), make.job("a", soc="SM8450")]
     first = make.run(store, 9, *((job, "") for job in jobs))
     second = make.run(store, 8, (make.job("c"), ""), (jobs[0], ""))
@@ -147,7 +145,7 @@ def test_planned_jobs_are_those_of_one_soc_in_the_order_of_the_run(store: Store,
     assert store.runs.planned_jobs([first], "SM8650", "gpu") == []
 
 
-def test_newest_results_are_found_along_indices(sqlite_store: Store, make: type[Make]) -> None:
+def test_newest_results_are_found_along_indices(sqlite_store: Store) -> None:
     socs, precisions = ("SM8450", "SM8550", "SM8650"), ("8a8w", "16a8w")
     jobs = [make.job(case, precision, soc) for case in ("a", "b") for precision in precisions for soc in socs]
     make.run(sqlite_store, 9, (jobs[0], P), debug="intermediate outputs")
@@ -168,7 +166,7 @@ def test_newest_results_are_found_along_indices(sqlite_store: Store, make: type[
 # Lists for the web page and `farm runs list`, and the grid of nightly runs, on both databases.
 
 
-def test_runs_are_listed_newest_first_in_pages(store: Store, make: Make) -> None:
+def test_runs_are_listed_newest_first_in_pages(store: Store) -> None:
     old = make.run(store, 3, (make.job("a", soc="SM8750"), ""))
     mine = make.run(store, 2, (make.job("a"), ""), (make.job("b"), ""), user="grace", finished=False)
     store.finish_run(mine, 4)
@@ -194,7 +192,7 @@ def test_runs_are_listed_newest_first_in_pages(store: Store, make: Make) -> None
     assert (known.users, known.socs, known.suites) == (("ada", "grace"), ("SM8650", "SM8750"), ("quantized_ops",))
 
 
-def test_progress_counts_the_attempt_that_decides(store: Store, make: Make) -> None:
+def test_progress_counts_the_attempt_that_decides(store: Store) -> None:
     tries = {"a": (I, P), "b": (F, I), "c": (I, I), "d": (Verdict.SKIPPED,), "f": ("",)}
     results = [(make.job(case), verdict) for case, verdicts in tries.items() for verdict in verdicts]
     run_id = make.run(store, 1, *results, (make.job("e"), F, {"known_issue": "wrong scale"}), finished=False)
@@ -209,7 +207,7 @@ def test_progress_counts_the_attempt_that_decides(store: Store, make: Make) -> N
     assert [one.run_id for one in store.browse.progress()] == [run_id]
 
 
-def test_attempts_on_a_device_and_files_of_a_run(store: Store, make: Make) -> None:
+def test_attempts_on_a_device_and_files_of_a_run(store: Store) -> None:
     a, b = make.job("a"), make.job("b")
     first = make.run(store, 2, (a, P))
     second = make.run(store, 1, (a, ""), (b, F, {"reason": "sqnr", "measurements": ()}))
@@ -234,7 +232,7 @@ def test_attempts_on_a_device_and_files_of_a_run(store: Store, make: Make) -> No
             store.history.job_names(pattern, soc)
 
 
-def test_a_reader_sees_what_another_process_writes_and_writes_nothing(store: Store, make: Make, address: str) -> None:
+def test_a_reader_sees_what_another_process_writes_and_writes_nothing(store: Store, address: str) -> None:
     run_id = make.run(store, 1, (make.job("a"), ""), finished=False)
     with open_store(address, readonly=True) as reader:
         assert reader.browse.progress()[0].done == 0
@@ -245,7 +243,7 @@ def test_a_reader_sees_what_another_process_writes_and_writes_nothing(store: Sto
 
 
 @pytest.mark.parametrize("address", ["postgresql"], indirect=True)
-def test_every_page_is_made_of_postgresql(store: Store, make: Make) -> None:
+def test_every_page_is_made_of_postgresql(store: Store) -> None:
     device = make.device()
     store.devices.see([Seen(device, "device", None)])
     store.devices.record_health(HealthEvent(device.id, "check_passed", "healthy", "", {}, (1e6, 2e6)))
@@ -269,7 +267,7 @@ def test_every_page_is_made_of_postgresql(store: Store, make: Make) -> None:
     assert progress_page(store, ProgressQuery()).runs[0].text == "2 of 2 jobs: 1 failed, 1 passed"
 
 
-def nightly_run(store: Store, make: Make, days_ago: int, name: str, branch: str = "", **verdicts: str) -> str:
+def nightly_run(store: Store, days_ago: int, name: str, branch: str = "", **verdicts: str) -> str:
     """Record a nightly run; a verdict is a word, `known` or `skipped`."""
     jobs = {case: make.job(case) for case in verdicts}
     words = {"known": "failed", "skipped": ""}
@@ -292,11 +290,11 @@ def nightly_run(store: Store, make: Make, days_ago: int, name: str, branch: str 
     return run_id
 
 
-def test_each_nightly_run_is_a_column_and_the_newest_run_of_a_job_counts(store: Store, make: Make) -> None:
-    nightly_run(store, make, 2, "n1", add="passed", relu_1="passed", relu12="infra", pad="skipped")
-    first = nightly_run(store, make, 1, "n2", add="failed", relu_1="known", relu12="", pad="skipped")
-    second = nightly_run(store, make, 1, "n2", add="passed")
-    nightly_run(store, make, 1, "other", branch="release", add="passed")
+def test_each_nightly_run_is_a_column_and_the_newest_run_of_a_job_counts(store: Store) -> None:
+    nightly_run(store, 2, "n1", add="passed", relu_1="passed", relu12="infra", pad="skipped")
+    first = nightly_run(store, 1, "n2", add="failed", relu_1="known", relu12="", pad="skipped")
+    second = nightly_run(store, 1, "n2", add="passed")
+    nightly_run(store, 1, "other", branch="release", add="passed")
     nightly_runs = store.grid.nightly_runs("", 10)
     assert [one.id for one in nightly_runs] == ["n2", "n1"]
     assert [run.run_id for run in nightly_runs[0].runs] == [first, second]
@@ -326,18 +324,18 @@ def test_each_nightly_run_is_a_column_and_the_newest_run_of_a_job_counts(store: 
 # Queries for the selection of jobs: durations, last results, and reasons of skipped jobs.
 
 
-def new_run(store: Store, make: type[Make], job: Job, *verdicts: Verdict, seconds: float = 1.0, **more: Any) -> str:
+def new_run(store: Store, job: Job, *verdicts: Verdict, seconds: float = 1.0, **more: Any) -> str:
     """Record a run of one job with these attempts."""
     return make.run(store, 0, *((job, verdict, {"seconds": seconds}) for verdict in verdicts or [""]), **more)
 
 
-def test_duration_of_a_job_is_the_median_of_its_recent_runs(store: Store, make: type[Make]) -> None:
+def test_duration_of_a_job_is_the_median_of_its_recent_runs(store: Store) -> None:
     job, never = make.job(), make.job("never")
     for seconds, build_seconds, cached in ((1.0, 10.0, False), (9.0, 0.0, True), (2.0, 30.0, False)):
-        run_id = new_run(store, make, job, I, P, seconds=seconds)
+        run_id = new_run(store, job, I, P, seconds=seconds)
         store.record_builds(run_id, [BuildRecord(job.id, seconds=build_seconds, cached=cached, bundle_key="k")])
-    new_run(store, make, job, I, seconds=500.0)
-    new_run(store, make, job, P, seconds=500.0, kind="hardware")
+    new_run(store, job, I, seconds=500.0)
+    new_run(store, job, P, seconds=500.0, kind="hardware")
 
     [past] = store.selection.expected([job.id, never.id, "unknown"], "virtual").values()
 
@@ -346,15 +344,15 @@ def test_duration_of_a_job_is_the_median_of_its_recent_runs(store: Store, make: 
     assert store.selection.expected([job.id], "hardware")[job.id].build_seconds is None
 
 
-def test_the_newest_verdict_has_its_limits_and_bundle(store: Store, make: type[Make]) -> None:
+def test_the_newest_verdict_has_its_limits_and_bundle(store: Store) -> None:
     job = make.job()
     strict = {"8a8w": Tolerance(fp32=Limits(sqnr_db=40.0))}
     stricter = msgspec.structs.replace(job, case=msgspec.structs.replace(job.case, tolerances=strict))
     assert judged_by(job) != judged_by(stricter)
-    new_run(store, make, job, F)
-    first = new_run(store, make, stricter, P, I)
+    new_run(store, job, F)
+    first = new_run(store, stricter, P, I)
     store.record_builds(first, [BuildRecord(job.id, seconds=1.0, cached=False, bundle_key="key")])
-    newest = new_run(store, make, job, I)
+    newest = new_run(store, job, I)
 
     last = store.selection.expected([job.id], "virtual")[job.id].last
     assert (last.run_id, last.outcome, last.bundle_key) == (first, "passed", "key")
@@ -372,27 +370,25 @@ def test_the_newest_verdict_has_its_limits_and_bundle(store: Store, make: type[M
         ("htp", {"known_issues": (KnownIssue("stub", virtual=True), KnownIssue("weak"))}),
     ],
 )
-def test_all_that_a_verdict_depends_on_makes_a_case_worth_another_run(
-    make: type[Make], backend: str, changed: dict[str, Any]
-) -> None:
+def test_all_that_a_verdict_depends_on_makes_a_case_worth_another_run(backend: str, changed: dict[str, Any]) -> None:
     job = make.job(known_issues=(KnownIssue("stub", virtual=True),))
     before = msgspec.structs.replace(job, target=msgspec.structs.replace(job.target, backend=backend))
     after = msgspec.structs.replace(before, case=msgspec.structs.replace(job.case, **changed))
     assert judged_by(before) != judged_by(after)
 
 
-def test_the_final_attempt_of_the_newest_run_decides_whether_a_job_failed_last(store: Store, make: type[Make]) -> None:
+def test_the_final_attempt_of_the_newest_run_decides_whether_a_job_failed_last(store: Store) -> None:
     for number, (attempts, failed) in enumerate(
         [((P,), False), ((F,), True), ((I,), True), ((I, P), False), ((P, I), False), ((F, I), True)]
     ):
         job, opposite = make.job(f"case_{number}"), P if failed else F
-        new_run(store, make, job, opposite)
-        new_run(store, make, job, *attempts)
+        new_run(store, job, opposite)
+        new_run(store, job, *attempts)
         # None of these runs changes the selection: a run without attempts, another job, user and kind of device.
-        new_run(store, make, job)
-        new_run(store, make, make.job("other"), P)
-        new_run(store, make, job, opposite, user="bob")
-        new_run(store, make, job, opposite, kind="hardware")
+        new_run(store, job)
+        new_run(store, make.job("other"), P)
+        new_run(store, job, opposite, user="bob")
+        new_run(store, job, opposite, kind="hardware")
         assert store.selection.failed_last([job.id], "virtual", "ada") == ({job.id} if failed else set()), attempts
         assert store.selection.failed_last([job.id], "virtual", "bob") == (set() if failed else {job.id}), attempts
     known = make.job("known")
@@ -421,7 +417,7 @@ def test_shards_agree_on_durations_that_the_first_of_them_knew(address: str) -> 
             assert len(connection.execute(schema.shard_weights.select()).all()) == 1
 
 
-def test_the_reason_of_a_skipped_job_stays_until_it_is_taken_back(sqlite_store: Store, make: type[Make]) -> None:
+def test_the_reason_of_a_skipped_job_stays_until_it_is_taken_back(sqlite_store: Store) -> None:
     job, other = make.job(), make.job("other")
     run_id = make.begin(sqlite_store, job, other)
     why = SkipReason("no time", 1_790_000_000_000, "passed", "an earlier run")

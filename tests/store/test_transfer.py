@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,8 +31,7 @@ from farm.store.transfer.lines import encode
 from farm.store.transfer.runs import LineFile, import_runs, runs_in
 from farm.store.values import jsonable
 
-if TYPE_CHECKING:
-    from conftest import Make
+from . import make
 
 NAN, INF = math.nan, math.inf
 NIGHT = 1_790_000_000_000
@@ -72,7 +71,7 @@ def said(store: Store, run_id: str) -> bytes:
     return msgspec.json.encode(view, order="sorted").replace(b"-0.0", b"0.0")
 
 
-def everything(store: Store, make: type[Make]) -> list[str]:
+def everything(store: Store) -> list[str]:
     """Record two runs, the first with something of all that a store keeps, the second with a failure beside it."""
     relu, conv, late = make.job(), make.job("conv2d", "16a16w"), make.job("softmax", soc="SM8750")
     facts = {"qnn": "2.51", "executorch": "1.5.1", "device_kind": "virtual"}
@@ -134,11 +133,9 @@ def everything(store: Store, make: type[Make]) -> list[str]:
 
 @pytest.mark.parametrize("address", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("into_postgresql", [True, False])
-def test_runs_are_the_same_in_another_store(
-    store: Store, other: Store, make: type[Make], tmp_path: Path, into_postgresql: bool
-) -> None:
+def test_runs_are_the_same_in_another_store(store: Store, other: Store, tmp_path: Path, into_postgresql: bool) -> None:
     source, target = (other, store) if into_postgresql else (store, other)
-    run_ids = everything(source, make)
+    run_ids = everything(source)
     data = exported(source)
 
     assert imported(target, tmp_path, data) == (run_ids, [])
@@ -156,12 +153,12 @@ def test_runs_are_the_same_in_another_store(
 
 
 @pytest.fixture(scope="module")
-def two_runs(make: type[Make], tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Export of the two runs of `everything`."""
     path = tmp_path_factory.mktemp("two_runs") / "farm.db"
     place_store(path)
     with open_store(path) as store:
-        everything(store, make)
+        everything(store)
         return exported(store)
 
 
@@ -222,9 +219,7 @@ def test_the_way_in_which_lines_and_numbers_are_written_does_not_matter(
     assert exported(sqlite_store) == two_runs
 
 
-def test_an_unfinished_run_goes_over_as_it_stands(
-    sqlite_store: Store, other: Store, make: type[Make], tmp_path: Path
-) -> None:
+def test_an_unfinished_run_goes_over_as_it_stands(sqlite_store: Store, other: Store, tmp_path: Path) -> None:
     assert imported(sqlite_store, tmp_path, exported(other)) == ([], [])
     job = make.job()
     run_id = make.begin(other, job)
@@ -260,7 +255,7 @@ def test_a_transaction_does_not_stand_still_while_lines_are_made_or_read(
 
 
 def test_the_newest_result_is_that_of_the_newest_run_not_of_the_last_import(
-    sqlite_store: Store, other: Store, make: type[Make], tmp_path: Path
+    sqlite_store: Store, other: Store, tmp_path: Path
 ) -> None:
     job, store = make.job(), sqlite_store
     older = make.run(other, 48, (job, Verdict.FAILED, {"seconds": 0.5}))
@@ -360,7 +355,7 @@ def test_an_export_that_cannot_be_is_refused_with_the_number_of_its_line_and_cha
 
 
 def test_content_that_the_store_would_keep_otherwise_is_not_imported(
-    store: Store, two_runs: bytes, make: type[Make], tmp_path: Path
+    store: Store, two_runs: bytes, tmp_path: Path
 ) -> None:
     make.begin(store, make.job())
     before = exported(store)
@@ -378,7 +373,7 @@ def test_content_that_the_store_would_keep_otherwise_is_not_imported(
 
 
 def test_the_longest_texts_that_a_store_keeps_can_be_imported(
-    sqlite_store: Store, other: Store, make: type[Make], tmp_path: Path
+    sqlite_store: Store, other: Store, tmp_path: Path
 ) -> None:
     job = make.job()
     run_id = make.begin(other, job)
@@ -395,7 +390,7 @@ def test_the_longest_texts_that_a_store_keeps_can_be_imported(
 
 
 def test_a_counter_that_an_older_farm_took_for_better_one_way_or_for_exact_goes_on_in_its_series(
-    sqlite_store: Store, other: Store, make: type[Make], tmp_path: Path
+    sqlite_store: Store, other: Store, tmp_path: Path
 ) -> None:
     job = make.job()
     measured = (counted("delegated_ops", 72), counted("dsp_heap_difference", 4096))
