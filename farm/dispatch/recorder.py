@@ -166,22 +166,6 @@ class RecordSink(Protocol):
         """Record a health event of a device."""
 
 
-class ReturnedShard(NamedTuple):
-    """A shard that a device gives back."""
-
-    held: HeldShard
-    jobs: tuple[PlannedJob, ...]
-    """Jobs that are left."""
-    why: str
-
-
-class Release(NamedTuple):
-    """A lease that a device gives back."""
-
-    lease: Lease
-    done: Callable[[], None]
-
-
 class Uploads(Protocol):
     """Store of the files of attempts."""
 
@@ -200,7 +184,17 @@ class _LoggedResult(NamedTuple):
     """True if the files of the result are in the artifact store."""
 
 
-_Item = _LoggedResult | ReturnedShard | Release | HealthEvent
+class _Action(NamedTuple):
+    """A change of the store that follows the results of a device."""
+
+    device: str
+    """Id of the device; empty for a change that waits for no files."""
+    write: Callable[[], None]
+    done: Callable[[], None] = lambda: None
+    """Called after the change, also if it was given up."""
+
+
+_Item = _LoggedResult | _Action
 
 
 class Recorder:
@@ -228,8 +222,8 @@ class Recorder:
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._uploading: Counter[str] = Counter()
         """Number of results by device whose files are being uploaded."""
-        self._waiting: list[ReturnedShard | Release] = []
-        """Items behind uploads of their device."""
+        self._waiting: list[_Action] = []
+        """Changes behind uploads of their device."""
         self._to_upload: SimpleQueue[_LoggedResult | None] = SimpleQueue()
         self._ending, self._logging = threading.Event(), threading.Lock()
         self._problem = ""
@@ -256,15 +250,15 @@ class Recorder:
 
     def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Give back a shard with the jobs that are left."""
-        self._queue.put(ReturnedShard(held, tuple(jobs), why))
+        self._queue.put(_Action(held.lease.device, partial(self._sink.put_back, held, tuple(jobs), why)))
 
     def release(self, lease: Lease, done: Callable[[], None]) -> None:
         """End a lease, then call `done`, from another thread."""
-        self._queue.put(Release(lease, done))
+        self._queue.put(_Action(lease.device, partial(self._sink.release, [lease]), done))
 
     def health(self, event: HealthEvent) -> None:
         """Record a health event of a device."""
-        self._queue.put(event)
+        self._queue.put(_Action("", partial(self._sink.record_health, event)))
 
     def close(self, patience_s: float) -> bool:
         """Record everything and end; return False if that takes longer: then the result log keeps the rest."""
@@ -315,12 +309,12 @@ class Recorder:
                 now.append(item)
                 self._uploading[device := item.result.device] -= 1
                 if not self._uploading[device]:
-                    now += [one for one in self._waiting if _device(one) == device]
-                    self._waiting = [one for one in self._waiting if _device(one) != device]
+                    now += [one for one in self._waiting if one.device == device]
+                    self._waiting = [one for one in self._waiting if one.device != device]
             elif isinstance(item, _LoggedResult) and item.result.artifacts and self._uploads is not None:
                 self._uploading[item.result.device] += 1
                 self._to_upload.put(item)
-            elif isinstance(item, ReturnedShard | Release) and self._uploading[_device(item)]:
+            elif isinstance(item, _Action) and self._uploading[item.device]:
                 self._waiting.append(item)
             else:
                 now.append(item)
@@ -349,23 +343,12 @@ class Recorder:
 
     def _process(self, items: Sequence[_Item]) -> None:
         results = [item.result for item in items if isinstance(item, _LoggedResult)]
-        releases = [item for item in items if isinstance(item, Release)]
         if results:
             self._retry(lambda: self._record(results))
         for item in items:
-            if isinstance(item, ReturnedShard):
-                self._retry(partial(self._put_back, item))
-            elif isinstance(item, HealthEvent):
-                self._retry(partial(self._sink.record_health, item))
-        if releases:
-            self._retry(partial(self._sink.release, [one.lease for one in releases]))
-            for one in releases:
-                one.done()
-
-    def _put_back(self, item: ReturnedShard) -> None:
-        # Another device may have the shard by now.
-        with contextlib.suppress(LeaseLostError):
-            self._sink.put_back(item.held, item.jobs, item.why)
+            if isinstance(item, _Action):
+                self._retry(item.write)
+                item.done()
 
     def _record(self, results: Sequence[ShardResult]) -> None:
         """Record results, and note refused ones: another device has the job by now. Raises StoreError."""
@@ -399,6 +382,9 @@ class Recorder:
                 self._failing(error, time.monotonic() - self._failing_since_s)
                 if self._ending.wait(_RETRY_SECONDS):
                     return
+            except LeaseLostError:
+                # Another device has the shard by now.
+                return
             except FarmError as error:
                 # Another try would fail in the same way.
                 self._warn_once(f"not recorded: {error}")
@@ -411,7 +397,3 @@ class Recorder:
         if problem != self._problem:
             self._problem = problem
             logger.warning(problem)
-
-
-def _device(item: ReturnedShard | Release) -> str:
-    return item.held.lease.device if isinstance(item, ReturnedShard) else item.lease.device
