@@ -39,7 +39,6 @@ from farm.dispatch.process_link import (
     JobReturned,
     ProcessEnded,
     RunJob,
-    SetGrant,
     ToDevice,
 )
 from farm.dispatch.request.request import read_plan
@@ -69,8 +68,8 @@ class StubProcess:
     def send(self, *messages: ToDevice) -> None:
         """Take messages, as farm/dispatch/device_process.py does."""
         for message in messages:
-            if isinstance(message, SetGrant):
-                self._grant, self._holds_back = message.grant, False
+            if isinstance(message, Grant):
+                self._grant, self._holds_back = message, False
             elif isinstance(message, Abort):
                 self._broken.set()
             else:

@@ -30,7 +30,6 @@ from farm.dispatch.process_link import (
     JobReturned,
     ProcessEnded,
     RunJob,
-    SetGrant,
     ToDevice,
 )
 from farm.dispatch.request.request import RunPlan
@@ -78,8 +77,8 @@ class StubProcess:
 
     def send(self, *messages: ToDevice) -> None:
         for message in messages if self.is_alive else ():
-            if isinstance(message, SetGrant):
-                self.grant, self._returns_all = message.grant, False
+            if isinstance(message, Grant):
+                self.grant, self._returns_all = message, False
             elif isinstance(message, Abort):
                 self._is_aborted = True
             else:

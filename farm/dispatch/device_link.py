@@ -23,7 +23,6 @@ from farm.dispatch.process_link import (
     JobReturned,
     ProcessEnded,
     RunJob,
-    SetGrant,
     ToDevice,
 )
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
@@ -193,14 +192,14 @@ class Feed:
         newest = self._newest(fence, recover=recover, go=go)
         if newest != self._sent:
             self._sent = newest
-            self._link.send(SetGrant(newest))
+            self._link.send(newest)
 
-    def revoked(self, *, aborted: bool) -> SetGrant:
+    def revoked(self, *, aborted: bool) -> Grant:
         """Return the message that ends the use of the device; a run that is `aborted` begins anew the next time."""
         self._sent = None
         if aborted:
             self._begun = None
-        return SetGrant(Grant(go=False))
+        return Grant(go=False)
 
     def recovering_again(self, fence: int) -> list[ToDevice]:
         """Return the messages that let a new process recover the device."""
@@ -208,7 +207,7 @@ class Feed:
             return []
         self._begun = self.plan.run_id, fence
         self._sent = self._newest(fence, recover=True, go=False)
-        return [SetGrant(self._sent), Begin(str(self.plan.path), self._number)]
+        return [self._sent, Begin(str(self.plan.path), self._number)]
 
     def feed(self) -> None:
         """Send as many jobs as the device process has room for."""
@@ -226,7 +225,7 @@ class Feed:
             if (newest := self._newest(self._assigned.shards[0].held.lease.fence)) != self._sent:
                 # Between two shards a grant names no other devices, and this job needs their names.
                 self._sent = newest
-                messages.append(SetGrant(newest))
+                messages.append(newest)
             last = runs.pop()
             self._link.send(*messages, *runs, RunJob(last.number, last.planned))
 
@@ -248,7 +247,7 @@ class Feed:
             # The count belongs to the worker that begins.
             self.outvoted = 0
         self._sent = self._newest(shard.held.lease.fence)
-        return [SetGrant(self._sent)] if is_of_run else [SetGrant(self._sent), Begin(str(plan.path), number)]
+        return [self._sent] if is_of_run else [self._sent, Begin(str(plan.path), number)]
 
     def _newest(self, fence: int | None, *, recover: bool = False, go: bool = True) -> Grant:
         shard = self._assigned.shards[0] if self._assigned.shards else None

@@ -36,7 +36,6 @@ from farm.dispatch.process_link import (
     JobEnded,
     JobReturned,
     RunJob,
-    SetGrant,
     ToDevice,
     frame,
 )
@@ -300,8 +299,8 @@ class DeviceLoop:
 
     def take(self, message: ToDevice) -> None:
         """Take a message. Called in another thread than `run`."""
-        if isinstance(message, SetGrant):
-            self._grant, self._returns_all = message.grant, False
+        if isinstance(message, Grant):
+            self._grant, self._returns_all = message, False
         elif isinstance(message, Abort):
             self._abort()
         elif isinstance(message, End):

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 # Messages between a dispatcher and a device process, and their frames in a pipe.
 #
-# A device process handles messages in order, except SetGrant, Abort and End, which count at once. Each RunJob and
+# A device process handles messages in order, except Grant, Abort and End, which count at once. Each RunJob and
 # each ApplyGrant has one answer. After a JobReturned the process returns every job that it has, until the next
-# SetGrant.
+# Grant.
 
 
 GRANT_APPLIED = -1
@@ -43,8 +43,8 @@ GRANT_APPLIED = -1
 _SIZE = struct.Struct(">I")
 
 
-class Grant(msgspec.Struct, frozen=True):
-    """Permission of the dispatcher to use one device."""
+class Grant(msgspec.Struct, frozen=True, tag=True):
+    """Permission of the dispatcher to use one device, from now on."""
 
     go: bool
     """A job may begin on it."""
@@ -75,12 +75,6 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     """Number of the device in the plan."""
 
 
-class SetGrant(msgspec.Struct, frozen=True, tag=True):
-    """Permission to use the device from now on."""
-
-    grant: Grant
-
-
 class RunJob(msgspec.Struct, frozen=True, tag=True):
     """Job to run."""
 
@@ -102,7 +96,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
     """Leave the device as it was found, and exit."""
 
 
-ToDevice = Begin | SetGrant | RunJob | ApplyGrant | Abort | End
+ToDevice = Begin | Grant | RunJob | ApplyGrant | Abort | End
 
 
 class JobBegun(msgspec.Struct, frozen=True, tag=True):

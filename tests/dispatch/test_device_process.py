@@ -42,7 +42,6 @@ from farm.dispatch.process_link import (
     JobReturned,
     ProcessEnded,
     RunJob,
-    SetGrant,
 )
 from farm.dispatch.request.request import Profile, RunPlan
 from farm.results.attempt import Attempt, Stage, Verdict
@@ -108,7 +107,7 @@ def process(tmp_path: Path) -> Process:
 
 
 def test_a_worker_counts_failures_from_shard_to_shard_of_a_run(process: Process) -> None:
-    go, stop = SetGrant(Grant(go=True, fence=1)), SetGrant(Grant(go=False))
+    go, stop = Grant(go=True, fence=1), Grant(go=False)
     for number in range(3):
         # A shard, then the device is left, and the next shard of the run follows under another lease.
         begin = [] if number else [process.begin]
@@ -120,7 +119,7 @@ def test_a_worker_counts_failures_from_shard_to_shard_of_a_run(process: Process)
 
 
 def test_a_broken_job_tells_no_health_event_and_the_run_begins_with_another_worker(process: Process) -> None:
-    go = SetGrant(Grant(go=True))
+    go = Grant(go=True)
     process.take(go, process.begin)
     process.workers[0].event = HealthEvent("phone", "check_failed", "suspect", "it was broken off")
     assert any(isinstance(one, DeviceEvent) for one in process.take(RunJob(0, PLANNED)))
@@ -174,8 +173,8 @@ class Device:
         return found
 
 
-def lease(until_s: float) -> SetGrant:
-    return SetGrant(Grant(go=True, fence=3, until_s=until_s))
+def lease(until_s: float) -> Grant:
+    return Grant(go=True, fence=3, until_s=until_s)
 
 
 def test_jobs_end_one_after_the_other_and_a_broken_run_leaves_the_device(tmp_path: Path) -> None:
@@ -198,7 +197,7 @@ def test_jobs_end_one_after_the_other_and_a_broken_run_leaves_the_device(tmp_pat
         device.process.send(*device.begin(folder=tmp_path / "long", jobs=jobs))
         while not isinstance(device.hear(), JobBegun):
             continue
-        device.process.send(SetGrant(Grant(go=False)), Abort(), ApplyGrant())
+        device.process.send(Grant(go=False), Abort(), ApplyGrant())
         assert device.answers(4) == [JobReturned(off=True, number=number) for number in (0, 1, 2, GRANT_APPLIED)]
         assert not list((tmp_path / "devices").glob("*/data/local/tmp/farm*/**/run-*"))
         # A job that farm broke off is no event of the device.

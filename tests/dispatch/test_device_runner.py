@@ -19,11 +19,11 @@ from farm.dispatch.process_link import (
     ApplyGrant,
     Begin,
     FromDevice,
+    Grant,
     JobEnded,
     JobReturned,
     ProcessEnded,
     RunJob,
-    SetGrant,
     ToDevice,
 )
 from farm.dispatch.request.request import RunPlan
@@ -178,14 +178,14 @@ def names(sent: Sequence[ToDevice]) -> list[str]:
 
 
 def last_grant(sent: Sequence[ToDevice]) -> Any:
-    return next(one.grant for one in reversed(sent) if isinstance(one, SetGrant))
+    return next(one for one in reversed(sent) if isinstance(one, Grant))
 
 
 def test_a_device_has_a_job_that_runs_and_two_that_follow_and_the_next_shard_is_claimed_in_time(bench: Bench) -> None:
     assert bench.requests == [None]
     bench.claimed(shard(1, "a b c d"))
     sent = bench.take()
-    assert [type(one) for one in sent] == [SetGrant, Begin, RunJob, RunJob, RunJob]
+    assert [type(one) for one in sent] == [Grant, Begin, RunJob, RunJob, RunJob]
     assert last_grant(sent).go
     runs = [one for one in sent if isinstance(one, RunJob)]
     # The first job has `more`, so that the second is staged meanwhile.
@@ -223,7 +223,7 @@ def test_another_run_begins_when_nothing_of_the_first_is_left(bench: Bench) -> N
     bench.claimed(shard(2, "b", run="another"))
     assert not bench.take()
     bench.ended(first)
-    assert [type(one) for one in bench.take()] == [SetGrant, Begin, RunJob]
+    assert [type(one) for one in bench.take()] == [Grant, Begin, RunJob]
 
 
 def test_without_more_work_the_device_is_left_before_its_lease_ends_and_claimed_for_after(bench: Bench) -> None:
@@ -273,7 +273,7 @@ def test_jobs_of_a_cancelled_run_or_a_lost_lease_are_broken_off(
     bench.runner.cancelled("another")
     assert not bench.take()
     stop(bench.runner)
-    assert [type(one) for one in bench.take()] == [SetGrant, Abort, ApplyGrant]
+    assert [type(one) for one in bench.take()] == [Grant, Abort, ApplyGrant]
     bench.returned(*runs)
     assert (bench.results, bench.released, bench.runner.is_free) == ([], released, True)
     # The next run of the same name gets a worker of its own.
