@@ -18,6 +18,7 @@ from farm.dispatch.process_link import (
     GRANT_APPLIED,
     ApplyGrant,
     Begin,
+    ForkedProcess,
     FromDevice,
     Grant,
     JobReturned,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from farm.devices.device import Device
     from farm.dispatch.dispatcher import Dispatcher, Prepared
-    from farm.dispatch.process_link import ForkedProcess
     from farm.dispatch.request.request import RunPlan
     from farm.store.cluster.records import HeldShard, PlannedJob
 

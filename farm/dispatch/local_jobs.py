@@ -13,7 +13,7 @@ import msgspec
 
 from farm.base.errors import FarmError, LeaseLostError
 from farm.dispatch.device_link import own_fault
-from farm.dispatch.dispatcher import Prepared
+from farm.dispatch.dispatcher import Dispatcher, Prepared, ProgressListener
 from farm.policy.retries import Tried, avoided, is_failure, with_names
 from farm.policy.situation import Lease, Priority
 from farm.policy.waits import fits
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from farm.devices.device import Device, HealthEvent
     from farm.dispatch.device_runner import DeviceRunner
-    from farm.dispatch.dispatcher import Dispatcher, ProgressListener
     from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.recorder import Recorder
     from farm.dispatch.request.request import RunPlan

@@ -21,13 +21,12 @@ from farm.base.errors import ArtifactLostError, ArtifactsError, FarmError, Lease
 from farm.base.text import reason_line
 from farm.devices.device import HealthEvent
 from farm.report.model.format import plural
-from farm.store.cluster.records import ShardResult
+from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from farm.policy.situation import Lease
-    from farm.store.cluster.records import HeldShard, PlannedJob
     from farm.store.records import ArtifactRecord
 
 

@@ -36,7 +36,7 @@ from farm.base.errors import (
 )
 from farm.devices.connect import open_transport
 from farm.devices.device import FULL, RUNTIME, Device
-from farm.devices.execution.content_store import SESSION_PREFIX
+from farm.devices.execution.content_store import SESSION_PREFIX, Workspace
 from farm.devices.execution.liveness import collect_crash_logs, take_over
 from farm.devices.execution.raw import RawResult, RunnerOptions
 from farm.devices.execution.session import DeviceSession
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from farm.base.config.settings import HealthConfig
     from farm.builds.bundles.bundle import Bundle
     from farm.builds.runtime.runtime import Runtime
-    from farm.devices.execution.content_store import Workspace
     from farm.dispatch.device_run.artifacts import AttemptArtifacts
     from farm.dispatch.request.request import Execution, Profile
     from farm.store.records import ArtifactRecord

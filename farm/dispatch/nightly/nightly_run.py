@@ -45,7 +45,7 @@ from farm.dispatch.request.records import report_context
 from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.report.formats import export_formats
 from farm.report.formats.spans import send_spans
-from farm.report.html.page_of_run import render_html
+from farm.report.html.page_of_run import artifact_links, render_html
 from farm.report.model.format import duration, plural
 from farm.report.model.status import Standing, standing
 from farm.report.model.summary import summarize
@@ -105,7 +105,6 @@ def collect_results(config: Config, plan: Plan, folder: Path, cell: CellResult) 
 
 def write_page(config: Config, run_id: str, page: Path) -> None:
     """Write the page of a run into the file `page`. Raises InfraError, StoreError."""
-    from farm.report.html.page_of_run import artifact_links
     from farm.store.artifacts import open_artifacts
     from farm.store.store import open_store
 

@@ -20,7 +20,15 @@ from msgspec import Meta
 from farm.base.backends.registry import DEFAULT_BACKEND, find_backend
 from farm.base.config.runs import Mail, Webhook, mail_problems, webhook_problems, with_files_of
 from farm.base.config.toolchains import DEFAULT
-from farm.base.errors import ConfigError, FarmError, MissingToolError, StoreError, UnknownNameError, UsageError
+from farm.base.errors import (
+    ConfigError,
+    FarmError,
+    MissingToolError,
+    NothingSelectedError,
+    StoreError,
+    UnknownNameError,
+    UsageError,
+)
 from farm.base.forms import in_seconds
 from farm.base.paths import beside, is_path, is_suite_path
 from farm.base.socs import PRECISIONS, find_soc
@@ -381,7 +389,6 @@ def _option(name: str, value: object) -> str:
 
 def _jobs(cell: PlannedCell, config: Config, problems: list[str]) -> tuple[Job, ...]:
     """Return the jobs of a cell that pytest's -k selects; an empty selection is no problem of the file."""
-    from farm.base.errors import NothingSelectedError
     from farm.dispatch.request.choose import jobs_of, select
 
     try:

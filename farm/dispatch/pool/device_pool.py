@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.errors import FarmError, LeaseLostError, NoDeviceError, StoreLostError
 from farm.base.machine import now_s
-from farm.devices.device import Health
+from farm.devices.device import Device, Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from farm.base.config.settings import LeaseConfig
-    from farm.devices.device import Device
     from farm.dispatch.notify.quarantine import Announcer
     from farm.policy.situation import Lease, Priority
     from farm.store.store import Store

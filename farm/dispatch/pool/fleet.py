@@ -24,7 +24,7 @@ from farm.base.errors import (
     UsageError,
 )
 from farm.base.socs import Soc, find_soc, load_socs, no_profile
-from farm.builds.runtime.runtime import Runtime
+from farm.builds.runtime.runtime import Runtime, runtime_for, virtual_runtime
 from farm.devices.device import Device, common_kind
 from farm.policy.situation import Priority
 
@@ -87,7 +87,6 @@ def virtual_fleet(
     Raises MissingToolError for a missing runtime.
     """
     from farm.builds.runtime.kept import keep
-    from farm.builds.runtime.runtime import virtual_runtime
     from farm.devices.adb.server import start_adb_server
     from farm.devices.virtual.boot import Reviver, boot, take_objects
 
@@ -295,7 +294,6 @@ def runtimes_of(
 ) -> dict[str, Runtime]:
     """Return the runtimes of devices, by serial. Raises MissingToolError for a missing runtime."""
     from farm.builds.runtime.kept import keep
-    from farm.builds.runtime.runtime import runtime_for
 
     made: dict[tuple[str, str, str], Runtime] = {}
     for device in devices:

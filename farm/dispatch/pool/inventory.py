@@ -16,7 +16,7 @@ from farm.base.socs import Soc, load_socs, no_profile, profile_name, reported_pr
 from farm.base.text import clean_text, one_line
 from farm.devices.adb.protocol import VIRTUAL_PREFIX
 from farm.devices.device import AdbAddress, Device
-from farm.devices.discovery import ABSENT, OUT, Scan
+from farm.devices.discovery import ABSENT, OUT, Scan, scan_all
 from farm.dispatch.pool.fleet import out_of_use
 
 if TYPE_CHECKING:
@@ -75,7 +75,6 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def take_inventory(config: Config, store: Store, supervisor: Supervisor) -> list[DeviceRow]:
     """Ask every attached device for its state; return attached and absent known devices, sorted by serial."""
-    from farm.devices.discovery import scan_all
     from farm.store.leases.registry import Seen
 
     scan = scan_all(config, supervisor)

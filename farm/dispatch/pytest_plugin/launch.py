@@ -27,9 +27,9 @@ from farm.base.socs import Soc, find_soc, load_socs
 from farm.base.text import one_line
 from farm.builds.compile.pool import MemoryLimits
 from farm.devices.device import Device, common_kind
-from farm.dispatch.pool.fleet import Choice, Fleet
+from farm.dispatch.pool.fleet import Choice, Fleet, attached_fleet, choose, narrowed, virtual_fleet
 from farm.dispatch.pytest_plugin.plan import PLAN_VARIABLE, STORE_VARIABLE, SuitePlan
-from farm.dispatch.request.records import exit_code_of, write_report
+from farm.dispatch.request.records import exit_code_of, run_record, write_report
 from farm.dispatch.request.request import RunOutcome
 from farm.report.model.format import plural
 from farm.store.records import Purpose
@@ -245,7 +245,6 @@ def run(config: Config, request: SuiteRequest) -> RunOutcome:
     Raises UsageError, NoDeviceError or MissingToolError before any change to the store, NothingSelectedError without a
     test, InfraError if pytest crashed before its first test.
     """
-    from farm.base.processes import Supervisor
     from farm.builds.runtime.runtime import require_backend
     from farm.store.store import open_store
 
@@ -261,7 +260,6 @@ def run(config: Config, request: SuiteRequest) -> RunOutcome:
 def _attached_soc(config: Config, choice: Choice, supervisor: Supervisor, store: Store) -> Soc:
     """Return the common SoC of all usable attached devices. Raises NoDeviceError, UsageError for several SoCs."""
     from farm.devices.discovery import scan_all
-    from farm.dispatch.pool.fleet import choose, narrowed
 
     registered = {one.id: one for one in store.devices.all()}
     scan = narrowed(scan_all(config, supervisor), choice.devices)
@@ -309,7 +307,6 @@ class _Launch:
                 return self._finished(plan.run_id, 0, interrupted=True)
 
     def _fleet(self, folder: Path, supervisor: Supervisor) -> Fleet:
-        from farm.dispatch.pool.fleet import attached_fleet, virtual_fleet
 
         config, request = self._config, self._request
         if request.virtual:
@@ -360,7 +357,6 @@ class _Launch:
         return url
 
     def _plan(self, token: str, folder: Path, fleet: Fleet, tools: Toolchain) -> SuitePlan:
-        from farm.dispatch.request.records import run_record
 
         kind = common_kind(device.kind for device in fleet.devices)
         free = self._free(fleet)[: self._request.most_devices]

@@ -14,7 +14,7 @@ import pytest
 
 from farm.base.log_setup import RecordHandler
 from farm.dispatch.pytest_plugin.plan import GIVEN_UP, read_plan
-from farm.dispatch.pytest_plugin.record import FACTS, OPEN, PROCESS, SERIAL
+from farm.dispatch.pytest_plugin.record import FACTS, OPEN, PROCESS, SERIAL, SuiteRecorder
 from farm.dispatch.pytest_plugin.upstream import is_framework, provide_subtests
 
 if TYPE_CHECKING:
@@ -61,8 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     worker_input = getattr(config, "workerinput", None)
     if worker_input is None:
-        from farm.dispatch.pytest_plugin.record import SuiteRecorder
-
         config.pluginmanager.register(SuiteRecorder(plan, config), "farm-recorder")
     if worker_input is not None or not config.getoption("numprocesses", None):
         from farm.dispatch.pytest_plugin.lease import DeviceLease

@@ -18,13 +18,12 @@ import msgspec
 from farm.base.backends.registry import BACKENDS
 from farm.base.errors import DeviceError, UsageError
 from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, android_files
-from farm.builds.runtime.runtime import dsp_file, soc_name
+from farm.builds.runtime.runtime import Runtime, dsp_file, soc_name
 
 if TYPE_CHECKING:
     import pytest
 
     from farm.base.socs import Soc
-    from farm.builds.runtime.runtime import Runtime
     from farm.devices.execution.session import DeviceSession
     from farm.dispatch.device_run.device_run import DeviceRun
     from farm.dispatch.pytest_plugin.plan import SuitePlan

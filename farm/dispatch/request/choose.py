@@ -24,8 +24,8 @@ from farm.base.errors import (
 )
 from farm.base.socs import find_soc
 from farm.devices.device import MIXED
-from farm.dispatch.request.records import is_private_run
-from farm.dispatch.request.request import Profile, require_profilable
+from farm.dispatch.request.records import is_private_run, planned_jobs
+from farm.dispatch.request.request import Profile, RunRequest, require_profilable
 from farm.dispatch.request.selection import Version, changed, in_shard, total_seconds
 from farm.store.records import Purpose, RunView
 from farm.suites.limits import require_limits
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from farm.builds.runtime.native import Mode
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.devices.execution.optrace import OptraceTools
-    from farm.dispatch.request.request import RunRequest
     from farm.store.store import Store
 
 
@@ -448,7 +447,6 @@ def known_suites(config: Config, name: str) -> dict[str, Path]:
 
 def _manifest_run_last(config: Config, name: str) -> Path | None:
     """Return where the suite `name` was in the newest run whose plan this user has here; None where it is not now."""
-    from farm.dispatch.request.records import planned_jobs
     from farm.store.store import open_store
 
     try:

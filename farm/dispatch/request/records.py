@@ -18,7 +18,7 @@ from farm.base.paths import is_path
 from farm.builds.bundles.key import source_digest, source_place
 from farm.builds.toolchains.toolchain import STUB_BRANCH, Toolchain
 from farm.results.attempt import Verdict
-from farm.store.records import Purpose, RunCommit, RunRecord, RunToolchain
+from farm.store.records import Background, DeviceView, Purpose, RunCommit, RunRecord, RunToolchain, RunView
 from farm.store.values import COMMITS_LIMIT
 from farm.suites.suite import Job
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from farm.dispatch.request.request import RunRequest
     from farm.report.html.page_of_run import ReportContext
     from farm.store.artifacts import ArtifactStore
-    from farm.store.records import Background, DeviceView, RunView
     from farm.store.store import Store
 
 

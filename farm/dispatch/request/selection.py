@@ -15,14 +15,13 @@ import msgspec
 
 from farm.base.errors import UsageError
 from farm.report.model.format import duration
-from farm.store.records import SkipReason
+from farm.store.records import ExpectedJob, LastVerdict, SkipReason
 from farm.store.values import judged_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from farm.store.cluster.records import PlannedJob
-    from farm.store.records import ExpectedJob, LastVerdict
 
 
 logger = logging.getLogger(__name__)

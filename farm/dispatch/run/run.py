@@ -23,13 +23,13 @@ from farm.base.errors import ExitCode, FarmError, LeaseLostError, NoDeviceError,
 from farm.base.interrupts import INTERRUPTED, InterruptHandler, handling, noticing_deaths
 from farm.base.socs import find_soc
 from farm.dispatch.device_runner import DeviceRunner
-from farm.dispatch.dispatcher import Dispatcher
+from farm.dispatch.dispatcher import Dispatcher, ProgressListener
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.notify.credentials import hide_secrets
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder, ResultLog
 from farm.dispatch.request.choose import device_kind_of, narrow, optrace_tools
-from farm.dispatch.request.records import exit_code_of
+from farm.dispatch.request.records import exit_code_of, in_progress, require_same_conditions, require_same_runtimes
 from farm.dispatch.request.selection import Budget
 from farm.dispatch.run.compiling import builders
 from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from farm.builds.runtime.native import NativeBuild
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.devices.device import Device, HealthEvent
-    from farm.dispatch.dispatcher import ProgressListener
     from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.pool.fleet import Fleet
     from farm.dispatch.request.request import RunOutcome, RunPlan, RunRequest
@@ -291,7 +290,6 @@ def resume(
     Raises UnknownNameError for a missing run, UsageError for a run in progress, or one whose fingerprint has changed
     since.
     """
-    from farm.dispatch.request.records import in_progress
     from farm.store.store import open_store
 
     hide_secrets(config.notify.webhook, config.notify.mail)
@@ -352,7 +350,6 @@ class _Run(RunSteps):
     ) -> RunOutcome:
         from farm.builds.toolchains.selection import prepare
         from farm.devices.virtual.boot import virtual_storage
-        from farm.dispatch.request.records import in_progress, require_same_conditions
 
         resumed = self._store.runs.view(run_id) if run_id else None
         then = resumed.fingerprint if resumed is not None else {}
@@ -403,7 +400,6 @@ class _Run(RunSteps):
         """Run `jobs` on devices of `kind`; `before` has the devices of a resumed run."""
         from farm.builds.runtime.native import native_of
         from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
-        from farm.dispatch.request.records import require_same_runtimes
         from farm.policy.situation import Priority
 
         wait = Wait(self._request.wait_s)

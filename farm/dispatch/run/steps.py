@@ -14,7 +14,15 @@ from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import FoundBundle, find_bundles_for
 from farm.dispatch.notify.credentials import hide_secrets
 from farm.dispatch.request.choose import check_machine, check_ready, jobs_of, select
-from farm.dispatch.request.records import exit_code_of, write_report
+from farm.dispatch.request.records import (
+    exit_code_of,
+    is_private_run,
+    leave_intent,
+    missing_jobs,
+    read_intent,
+    run_record,
+    write_report,
+)
 from farm.dispatch.request.request import Profile, RunOutcome, RunRequest
 from farm.dispatch.run.compiling import Rebuild
 from farm.suites.options import runtime_flags
@@ -60,7 +68,6 @@ def left_of(config: Config, store: Store, ref: str) -> tuple[Config, RunRequest,
     cannot be continued.
     """
     from farm.builds.toolchains.selection import use_toolchain
-    from farm.dispatch.request.records import missing_jobs, read_intent
 
     run_id = store.runs.resolve(ref, unbegun=True)
     request, jobs = read_intent(config.run_folder(run_id))
@@ -116,7 +123,6 @@ class RunSteps:
 
     def _begin(self, jobs: Sequence[Job], tools: Toolchain, fingerprint: dict[str, str]) -> str:
         """Record a run that begins, and return its id."""
-        from farm.dispatch.request.records import leave_intent, run_record
 
         record = run_record(
             self._config, self._store, tools, command=self._request.command, facts=fingerprint,
@@ -129,7 +135,6 @@ class RunSteps:
 
     def _read_history(self, jobs: Sequence[Job], tools: Toolchain, kind: str) -> None:
         """Read the history of the jobs, and the jobs that go first."""
-        from farm.dispatch.request.records import is_private_run
 
         ids, private = [job.id for job in jobs], is_private_run(tools, self._request.purpose)
         mine = self._store.user if private else ""
