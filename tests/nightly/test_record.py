@@ -36,7 +36,7 @@ from farm.dispatch.nightly.render import (
     render_nightly_run,
     subject,
 )
-from farm.dispatch.notify.mail import message
+from farm.dispatch.notify.channels import mail_message
 from farm.report.formats.github import add_summary, escaped, run_markdown
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.records import JobView, RunView
@@ -188,7 +188,7 @@ def test_mail_has_text_and_html_in_which_nothing_of_a_device_is_markup() -> None
     assert "<script" not in html.lower()
     assert "&lt;script&gt;" in html
     table = MailTable(host="h", sender="farm@example.com", to=("a@example.com", "b@example.com"))
-    made = message(table, f"night\r\nBcc: all@example.com {HOSTILE}", text, html)
+    made = mail_message(table, f"night\r\nBcc: all@example.com {HOSTILE}", text, html)
     sent = message_from_bytes(made.as_bytes())
     assert sent["Bcc"] is None
     assert sent["To"] == "a@example.com, b@example.com"

@@ -21,21 +21,18 @@ from farm.base.errors import ConfigError
 from farm.devices.device import HealthEvent
 from farm.dispatch.nightly.plan import MailTable
 from farm.dispatch.nightly.render import SAMPLE, render
-from farm.dispatch.notify import delivery, webhook
-from farm.dispatch.notify import mail as mail_module
+from farm.dispatch.notify import channels, delivery
 from farm.dispatch.notify import quarantine as announce
-from farm.dispatch.notify.credentials import NotifyError
+from farm.dispatch.notify.channels import NotifyError, mail_message, origin, post, send_mail
 from farm.dispatch.notify.delivery import persistently
-from farm.dispatch.notify.mail import message, send
 from farm.dispatch.notify.quarantine import announcing
-from farm.dispatch.notify.webhook import origin, post
 from farm.store.store import Store
 
 # Webhooks and mail, to real servers on loopback.
 
 
 def try_post(url: str, body: str = "{}", token: str = "", wait: Callable[[float], object] = lambda _: None) -> None:
-    persistently(lambda: webhook.post(url, body, token), wait)
+    persistently(lambda: channels.post(url, body, token), wait)
 
 
 def refusal(url: str, token: str) -> str:
@@ -92,15 +89,15 @@ def test_a_proxy_takes_what_goes_elsewhere_but_never_sees_the_token(monkeypatch:
 
 
 def test_an_answer_that_trickles_is_given_up_at_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook, "_TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(mail_module, "_DEADLINE_SECONDS", 0.5)
+    monkeypatch.setattr(channels, "_POST_SECONDS", 0.2)
+    monkeypatch.setattr(channels, "_DEADLINE_SECONDS", 0.5)
     # In the end it would be a good answer.
     with trickling_server(b"HTTP/1.1 200 OK\r\nX-Slow: ", b".", 20) as port:
         assert "no answer in 0.2 s, 4 times" in refusal(f"http://{LOOPBACK}:{port}/SECRET", "SECRET")
     with trickling_server(b"220-", b"slow\r\n220-", 20) as port:
         mail = mail_to(port)
         with pytest.raises(NotifyError, match="takes too long to answer"):
-            send(mail, message(mail, "s", "t", "h"))
+            send_mail(mail, mail_message(mail, "s", "t", "h"))
 
 
 def test_a_server_that_is_not_there_or_not_trusted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,12 +144,12 @@ def test_mail_goes_over_starttls_with_user_and_password(tmp_path: Path, monkeypa
     with mail_server(tls=certificate, password="hunter2") as box:
         mail = mail_to(box.port)
         with pytest.raises(NotifyError, match="certificate is not accepted: self-signed"):
-            send(mail, message(mail, "s", "t", "h"), "farm", "hunter2")
+            send_mail(mail, mail_message(mail, "s", "t", "h"), "farm", "hunter2")
         assert box.logins == [], "a server that nobody vouches for gets no password"
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        send(mail, message(mail, "a nightly run", "text", "<p>html"), "farm", "hunter2")
+        send_mail(mail, mail_message(mail, "a nightly run", "text", "<p>html"), "farm", "hunter2")
         with pytest.raises(NotifyError, match=r"does not accept user and password \(SMTP 535\)") as caught:
-            send(mail, message(mail, "a nightly run", "text", "html"), "farm", "SECRET")
+            send_mail(mail, mail_message(mail, "a nightly run", "text", "html"), "farm", "SECRET")
         assert "SECRET" not in str(caught.value)
     [sent] = box.mails
     assert sent["Subject"] == "a nightly run"
@@ -160,9 +157,9 @@ def test_mail_goes_over_starttls_with_user_and_password(tmp_path: Path, monkeypa
     assert [part.get_content_type() for part in sent.walk()][1:] == ["text/plain", "text/html"]
     with mail_server(tls=None) as box:
         with pytest.raises(NotifyError, match="does not offer STARTTLS"):
-            send(mail_to(box.port), message(mail, "s", "t", "h"), "farm", "hunter2")
+            send_mail(mail_to(box.port), mail_message(mail, "s", "t", "h"), "farm", "hunter2")
         assert box.mails == []
-        send(mail_to(box.port, starttls=False), message(mail, "s", "t", "h"))
+        send_mail(mail_to(box.port, starttls=False), mail_message(mail, "s", "t", "h"))
         assert len(box.mails) == 1
 
 

@@ -38,7 +38,7 @@ def command(file: Path, *, check: bool, resume: bool, pull_request: str) -> int:
     that this machine is not set up for.
     """
     from farm.dispatch.nightly.plan import matrix, matrix_lines, read_plan
-    from farm.dispatch.notify.credentials import hide_secrets, missing_secrets
+    from farm.dispatch.notify.channels import hide_secrets, missing_secrets
 
     if check and resume:
         raise UsageError("--check runs nothing, and --resume runs: leave one of them out")

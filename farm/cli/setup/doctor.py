@@ -29,7 +29,7 @@ from farm.base.socs import check_backend, find_soc, load_socs
 from farm.base.text import HIDDEN, json_document, redacted, visible
 from farm.cli.options import configured, json_option, soc_option, toolchain_option
 from farm.cli.output import show
-from farm.dispatch.notify.credentials import hide_secrets, read_secret
+from farm.dispatch.notify.channels import hide_secrets, read_secret
 from farm.report.terminal.layout import WIDTH, columns, wrapped
 
 if TYPE_CHECKING:

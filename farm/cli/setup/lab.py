@@ -177,7 +177,7 @@ def notify_command(*, test: bool) -> int:
     Receivers are [[notify.webhook]] and [notify.mail] of farm.toml. With
     --test: exit code 4 if a delivery failed. See docs/explanation/health.md.
     """
-    from farm.dispatch.notify.credentials import hide_secrets, missing_secrets
+    from farm.dispatch.notify.channels import hide_secrets, missing_secrets
 
     config = configured()
     if not config.notify.is_set:
@@ -201,7 +201,7 @@ def notify_command(*, test: bool) -> int:
 
 
 def _receivers(config: NotifyConfig) -> Iterator[str]:
-    from farm.dispatch.notify.webhook import origin
+    from farm.dispatch.notify.channels import origin
 
     for number, hook in enumerate(config.webhook, start=1):
         secret = f"${hook.url_env}" if hook.url_env else hook.url_file

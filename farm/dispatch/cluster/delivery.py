@@ -23,7 +23,7 @@ from farm.base.errors import ExitCode, FarmError, StoreError
 from farm.base.interrupts import INTERRUPTED
 from farm.base.text import one_line
 from farm.dispatch.cluster.terms import decode_terms
-from farm.dispatch.notify.credentials import NotifyError
+from farm.dispatch.notify.channels import NotifyError
 from farm.dispatch.notify.delivery import Delivery
 from farm.dispatch.request.records import exit_code_of
 from farm.dispatch.request.selection import Budget

@@ -32,7 +32,7 @@ from farm.base.files import make_folders
 from farm.base.interrupts import INTERRUPTED
 from farm.base.paths import beside
 from farm.base.processes import Child, Supervisor
-from farm.dispatch.notify.credentials import TAKEN
+from farm.dispatch.notify.channels import TAKEN
 from farm.dispatch.notify.delivery import Receiver, find_receivers
 from farm.report.model.format import clock
 

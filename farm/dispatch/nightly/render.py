@@ -28,7 +28,7 @@ from farm.dispatch.nightly.record import (
     meaning,
     write_whole,
 )
-from farm.dispatch.notify.webhook import slack_text
+from farm.dispatch.notify.channels import slack_text
 from farm.report.formats.github import escaped, table, workflow_commands
 from farm.report.formats.review import (
     FAILING_BEFORE,

@@ -16,8 +16,15 @@ import msgspec
 
 from farm.base.config.runs import Mail, Webhook
 from farm.base.errors import FarmError
-from farm.dispatch.notify.credentials import NotifyError, hide_secrets, read_secret
-from farm.dispatch.notify.webhook import origin, post
+from farm.dispatch.notify.channels import (
+    NotifyError,
+    hide_secrets,
+    mail_message,
+    origin,
+    post,
+    read_secret,
+    send_mail,
+)
 from farm.store.messages.messages import Message, Messages, NoticeArguments, QueuedNotice
 
 if TYPE_CHECKING:
@@ -80,12 +87,11 @@ class Receiver:
             token = read_secret(self.table.token_env, self.table.token_file)
             post(address, message.body, token, secret=is_secret, key=key)
             return
-        from farm.dispatch.notify import mail
-
         table = self.table
         user = read_secret(table.user_env)
         password = read_secret(table.password_env, table.password_file)
-        mail.send(table, mail.message(table, message.subject, message.body, message.html, key), user, password)
+        made = mail_message(table, message.subject, message.body, message.html, key)
+        send_mail(table, made, user, password)
 
     def _address(self, hook: Webhook) -> tuple[str, bool]:
         """Return the address of a webhook, and whether it is secret. Raises NotifyError."""

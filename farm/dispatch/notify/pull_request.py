@@ -19,7 +19,7 @@ import msgspec
 
 from farm.base.errors import FarmError, MissingToolError, UsageError
 from farm.base.text import one_line
-from farm.dispatch.notify.webhook import is_loopback
+from farm.dispatch.notify.channels import is_loopback
 from farm.report.formats.review import Review, review_markdown
 
 _TIMEOUT_S = 15

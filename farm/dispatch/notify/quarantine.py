@@ -18,9 +18,8 @@ from farm.base.config.runs import Mail
 from farm.base.errors import FarmError
 from farm.base.machine import user_name
 from farm.base.text import one_line
-from farm.dispatch.notify.credentials import hide_secrets
+from farm.dispatch.notify.channels import hide_secrets, slack_text
 from farm.dispatch.notify.delivery import GRACE_S, Notice, Receiver, find_receivers, send_notices
-from farm.dispatch.notify.webhook import slack_text
 from farm.store.leases.registry import Quarantine
 from farm.store.messages.messages import Message, NoticeArguments, defer_notices
 

@@ -25,7 +25,7 @@ from farm.base.socs import find_soc
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Dispatcher, ProgressListener
 from farm.dispatch.local_jobs import LocalJobs
-from farm.dispatch.notify.credentials import hide_secrets
+from farm.dispatch.notify.channels import hide_secrets
 from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder, ResultLog
 from farm.dispatch.request.choose import device_kind_of, narrow, optrace_tools

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from farm.base.errors import FarmError
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import FoundBundle, find_bundles_for
-from farm.dispatch.notify.credentials import hide_secrets
+from farm.dispatch.notify.channels import hide_secrets
 from farm.dispatch.request.choose import check_machine, check_ready, jobs_of, select
 from farm.dispatch.request.records import (
     exit_code_of,
