@@ -234,8 +234,8 @@ def test_check_shows_what_would_be_run(nightly_run: NightlyRun, home: FarmHome) 
     assert "a notification cannot be sent: [[notify.webhook]] 1: the environment variable HOOK_URL" in known.stderr
     rows = home.json("nightly", "--check", file)["runs"]
     assert [(row["name"], row["jobs"], row["expected_s"]) for row in rows] == [("all", 2, None), ("good", 1, None)]
-    write(home, CELL.format(name="a", more='precisions = ["8a9w"]'), CELL.format(name="b", more="backend = 1"))
-    assert "2 problems" in home.farm("nightly", "nightly.toml", code=2).stderr
+    write(home, CELL.format(name="a", more='precisions = ["8a9w"]'))
+    assert "run[0] (a): precisions: unknown precision '8a9w'" in home.farm("nightly", "nightly.toml", code=2).stderr
     home.farm("nightly", "--check", "--resume", "nightly.toml", code=2)
     assert not home.state.exists()
 

@@ -27,7 +27,6 @@ from farm.dispatch.nightly.record import (
 )
 from farm.dispatch.nightly.render import (
     SAMPLE,
-    check_template,
     context,
     nightly_annotations,
     nightly_lines,
@@ -206,7 +205,11 @@ def test_the_page_of_a_nightly_run_has_no_markup_of_a_device() -> None:
 def test_a_template_of_ones_own_is_tried_before_anything_runs(tmp_path: Path) -> None:
     def problems(text: str, form: str = "json") -> str:
         (tmp_path / "t.j2").write_text(text)
-        return "; ".join(check_template(str(tmp_path / "t.j2"), form))
+        try:
+            render(str(tmp_path / "t.j2"), form, SAMPLE)
+        except UsageError as error:
+            return str(error)
+        return ""
 
     assert problems('{"n": {{ nightly_run.new_failures | length }}, "who": {{ nightly_run.name | tojson }} }') == ""
     assert "does not give JSON" in problems('{"n": {{ nightly_run.name }} }')
@@ -221,10 +224,10 @@ def test_a_template_of_ones_own_is_tried_before_anything_runs(tmp_path: Path) ->
         "{{ range(10 ** 9) | list }}",
     ):
         assert problems(attack, "text"), attack
-    (tmp_path / "t.j2").write_bytes(b"\xff")
-    assert "UTF-8" in check_template(str(tmp_path / "t.j2"), "text")[0]
-    with pytest.raises(UsageError, match="No such file"):
-        render(str(tmp_path / "gone.j2"), "text", SAMPLE)
+    (tmp_path / "binary.j2").write_bytes(b"\xff")
+    for name, problem in (("binary.j2", "UTF-8"), ("gone.j2", "No such file")):
+        with pytest.raises(UsageError, match=problem):
+            render(str(tmp_path / name), "text", SAMPLE)
 
 
 MIB = 1024 * 1024

@@ -7,11 +7,11 @@ import math
 import re
 import shlex
 import textwrap
-import tomllib
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,10 +33,10 @@ from farm.base.forms import in_seconds
 from farm.base.paths import beside, is_path, is_suite_path
 from farm.base.socs import PRECISIONS, find_soc
 from farm.base.text import one_line
-from farm.base.toml_tables import seconds_of
+from farm.base.toml_tables import read_table
 from farm.devices.device import common_kind
 from farm.devices.execution.raw import MOST_SECONDS
-from farm.dispatch.nightly.render import BUILT_IN, LEAST_WIDTH, check_template
+from farm.dispatch.nightly.render import BUILT_IN, LEAST_WIDTH, SAMPLE, render
 from farm.dispatch.pool.fleet import Choice
 from farm.dispatch.request.request import Profile, RunRequest
 from farm.dispatch.request.selection import total_seconds
@@ -53,18 +53,16 @@ if TYPE_CHECKING:
 
 
 # Plan of a nightly run, from nightly.toml: its cells, each one `farm run`, and the receivers of notifications.
-#
-# The tables are checked as written, and all problems of their keys are reported at once.
 
-
-_T = TypeVar("_T", bound=msgspec.Struct)
 
 When = Literal["always", "change", "failure"]
 OptionValue = str | int | bool
+# Default timeout of `farm run`.
+_TIMEOUT_S = 300.0
 _Names = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
-class NightlyTable(msgspec.Struct, frozen=True, kw_only=True):
+class NightlyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[nightly]`."""
 
     name: str
@@ -78,7 +76,7 @@ class NightlyTable(msgspec.Struct, frozen=True, kw_only=True):
     """Most jobs of a run that are debugged."""
 
 
-class RunTable(msgspec.Struct, frozen=True, kw_only=True):
+class RunTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[[run]]`."""
 
     socs: _Names
@@ -94,7 +92,7 @@ class RunTable(msgspec.Struct, frozen=True, kw_only=True):
     most_devices: Annotated[int, Meta(ge=1)] | None = None
     iterations: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     warm_up: Annotated[int, Meta(ge=0, le=100_000)] | None = None
-    timeout_s: Annotated[float, Meta(ge=1)] = 300.0
+    timeout_s: float = _TIMEOUT_S
     profile: Profile = Profile.AUTO
     heap: bool = False
     seconds: Annotated[int, Meta(ge=1, le=MOST_SECONDS)] | None = None
@@ -104,21 +102,21 @@ class RunTable(msgspec.Struct, frozen=True, kw_only=True):
     share: Annotated[float, Meta(gt=0, le=1000)] = 1.0
 
 
-class ExportTable(msgspec.Struct, frozen=True, kw_only=True):
+class ExportTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[export]`."""
 
     folder: Annotated[str, Meta(min_length=1)]
     formats: _Names
 
 
-class WebhookTable(Webhook, frozen=True, kw_only=True):
+class WebhookTable(Webhook, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[[notify.webhook]]`."""
 
     template: str = "json"
     when: When = "change"
 
 
-class MailTable(Mail, frozen=True, kw_only=True):
+class MailTable(Mail, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[notify.mail]`."""
 
     template: str = ""
@@ -126,63 +124,26 @@ class MailTable(Mail, frozen=True, kw_only=True):
     when: When = "change"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(path, "", str(error)) from None
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except OSError as error:
-        raise ConfigError(path, "", error.strerror or str(error)) from None
+class NotifyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[notify]`."""
+
+    webhook: tuple[WebhookTable, ...] = ()
+    mail: MailTable | None = None
 
 
-def _several(kind: type[_T], data: object, name: str, problems: list[str]) -> tuple[tuple[str, _T], ...]:
-    """Return the readable tables `[[name]]`, each with its name in messages."""
-    if not isinstance(data, list):
-        problems.append(f"{name}: expected tables [[{name}]], with two brackets")
-        return ()
-    found = []
-    for number, one in enumerate(data, start=1):
-        own = one.get("name") if isinstance(one, dict) else None
-        place = f"[[{name}]] {number}" + (f" ({own})" if isinstance(own, str) else "")
-        table = _table(kind, one, place, problems)
-        if table is not None:
-            found.append((place, table))
-    return tuple(found)
+class NightlyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """nightly.toml."""
 
-
-def _table(kind: type[_T], data: object, place: str, problems: list[str]) -> _T | None:
-    """Return one table, with defaults for invalid keys; None if a required key is missing or invalid."""
-    if not isinstance(data, dict):
-        problems.append(f"{place}: expected a table")
-        return None
-    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    _check_keys(data, fields, place, problems)
-    values: dict[str, Any] = {}
-    for key, field in fields.items():
-        if key not in data:
-            problems += [f"{place}: {key} is missing"] * field.required
-            continue
-        try:
-            values[field.name] = msgspec.convert(seconds_of(key, data[key]), field.type)
-        except msgspec.ValidationError as error:
-            # Messages show numbers alone: other values may be secrets.
-            value = f" is {data[key]:g}" if isinstance(data[key], int | float) else ""
-            problems.append(f"{place}: {key}{value}: {error}")
-    return kind(**values) if all(field.name in values for field in fields.values() if field.required) else None
-
-
-def _check_keys(data: dict[str, Any], known: Any, place: str, problems: list[str], kind: str = "key") -> None:
-    problems += [f"{place}: {UnknownNameError(kind, key, known)}" for key in data if key not in known]
+    nightly: NightlyTable
+    run: tuple[RunTable, ...] = ()
+    export: ExportTable | None = None
+    notify: NotifyTable = NotifyTable()
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,79}")
 # Keys of a `[[run]]` that are fields of its request.
 _SAME = ("precisions", "virtual", "keyword", "timeout_s", "profile", "heap", "seconds", "most_devices", "last_failed",
          "failed_first")  # fmt: skip
-# Default timeout of `farm run`.
-_TIMEOUT_S = 300.0
 
 
 class PlannedCell(msgspec.Struct, frozen=True):
@@ -190,8 +151,6 @@ class PlannedCell(msgspec.Struct, frozen=True):
 
     name: str
     """Name of its files, the same in every nightly run."""
-    place: str
-    """Table of the cell in nightly.toml."""
     request: RunRequest
     """Request without a budget, which depends on the remaining time."""
     share: float
@@ -225,40 +184,51 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode([(one.name, one.request) for one in self.cells])).hexdigest()
 
 
+@contextmanager
+def _at(path: Path, key: str) -> Iterator[None]:
+    """Raise ConfigError with the key in the file for an error of the body."""
+    try:
+        yield
+    except FarmError as error:
+        raise ConfigError(path, key, str(error)) from None
+
+
 def read_plan(path: Path, config: Config) -> tuple[Plan, dict[str, tuple[Job, ...]]]:
     """Return the plan of the file, and the jobs of each cell after -k, before selection by results in the store.
 
-    Raises UsageError for a missing file, and with all problems of the file, each with its table; ConfigError for an
-    unreadable file or invalid TOML, with the line.
+    Raises UsageError for a missing file, ConfigError for the first problem of the file, with its key or line.
     """
-    problems: list[str] = []
-    data = _read(path)
-    _check_keys(data, ("nightly", "run", "export", "notify"), "the file", problems, kind="table")
-    base = path.absolute().parent
-    nightly = _nightly(data, problems)
-    wait_s = _seconds(nightly.wait, "[nightly]: wait", problems)
+    try:
+        file = read_table(path, NightlyFile)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(path, "", error.strerror or str(error)) from None
+    base, nightly, export = path.absolute().parent, file.nightly, file.export
+    _check_nightly(path, nightly)
+    with _at(path, "nightly.wait"):
+        wait_s = 0.0 if nightly.wait.strip() in ("0", "0s") else _seconds(nightly.wait)
+    with _at(path, "nightly.budget"):
+        budget_s = _seconds(nightly.budget) if nightly.budget else None
+    if not file.run:
+        raise ConfigError(path, "run", "[[run]] is missing: it names the suites to run")
     cells: list[PlannedCell] = []
     jobs: dict[str, tuple[Job, ...]] = {}
-    if not data.get("run"):
-        problems.append("[[run]] is missing: it names the suites to run")
-    for place, table in _several(RunTable, data.get("run", []), "run", problems):
-        for cell in _cells(table, place, base, wait_s, config, problems):
+    for number, table in enumerate(file.run):
+        place = f"run[{number}]" + (f" ({table.name})" if table.name else "")
+        for cell in _cells(table, path, place, wait_s, config):
             if cell.name in jobs:
-                problems.append(f"{place}: another [[run]] is called {cell.name} as well: give it a name")
-            jobs[cell.name] = _jobs(cell, config, problems)
+                raise ConfigError(path, place, f"another [[run]] is called {cell.name} as well: give it a name")
+            with _at(path, f"{place}: {cell.request.backend}"):
+                jobs[cell.name] = _jobs(cell, config)
             cells.append(cell)
-    mail, webhooks = _notify(data.get("notify", {}), base, problems)
-    export = _table(ExportTable, data["export"], "[export]", problems) if "export" in data else None
-    if export is not None:
-        unknown = [name for name in export.formats if name not in export_formats()]
-        problems += [f"[export]: formats: {UnknownNameError('format', name, export_formats())}" for name in unknown]
-    if problems:
-        several = f"{len(problems)} problems:\n  " if len(problems) > 1 else ""
-        raise UsageError(f"{path}: {several}" + "\n  ".join(problems))
+    for name in export.formats if export is not None else ():
+        if name not in export_formats():
+            raise ConfigError(path, "export.formats", str(UnknownNameError("format", name, export_formats())))
     plan = Plan(
         path=path.absolute(),
         name=nightly.name,
-        budget_s=in_seconds(nightly.budget) if nightly.budget else None,
+        budget_s=budget_s,
         report_dir=beside(base, nightly.report_dir) if nightly.report_dir else None,
         report_url=nightly.report_url.rstrip("/"),
         keep=nightly.keep,
@@ -266,51 +236,37 @@ def read_plan(path: Path, config: Config) -> tuple[Plan, dict[str, tuple[Job, ..
         cells=tuple(cells),
         formats=tuple(dict.fromkeys(export.formats)) if export else (),
         export_dir=beside(base, export.folder) if export else None,
-        webhooks=webhooks,
-        mail=mail,
+        webhooks=tuple(_webhook(path, f"notify.webhook[{n}]", one) for n, one in enumerate(file.notify.webhook)),
+        mail=_mail(path, file.notify.mail) if file.notify.mail is not None else None,
     )
     return plan, jobs
 
 
-def _nightly(data: dict[str, Any], problems: list[str]) -> NightlyTable:
-    """Return the table [nightly], for a missing or unreadable one a valid table without a meaning."""
-    table = None
-    if "nightly" in data:
-        table = _table(NightlyTable, data["nightly"], "[nightly]", problems)
-    else:
-        problems.append("[nightly] is missing: it needs a name")
-    if table is None:
-        return NightlyTable(name="unnamed")
+def _check_nightly(path: Path, table: NightlyTable) -> None:
     if not _NAME.fullmatch(table.name):
-        problems.append(f"[nightly]: {_bad_name(table.name)}")
-    if table.budget:
-        _seconds(table.budget, "[nightly]: budget", problems)
-    if table.report_url:
-        parts = urlsplit(table.report_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            # The message omits the value: a mistaken address may hold a password.
-            problems.append("[nightly]: report_url: expected http://HOST/PATH or https://HOST/PATH, without a user")
-    return table
+        raise ConfigError(path, "nightly", _bad_name(table.name))
+    parts = urlsplit(table.report_url)
+    is_address = parts.scheme in ("http", "https") and parts.hostname and parts.username is None
+    if table.report_url and not is_address:
+        # The message omits the value: a mistaken address may hold a password.
+        problem = "expected http://HOST/PATH or https://HOST/PATH, without a user"
+        raise ConfigError(path, "nightly.report_url", problem)
 
 
-def _seconds(text: str, place: str, problems: list[str]) -> float:
-    seconds = 0.0 if text.strip() in ("0", "0s") and place.endswith("wait") else in_seconds(text)
-    if seconds is None:
-        problems.append(f"{place} is {text!r}, expected a time of at most 30 days, such as 90s, 10m, 1h30m or 2d")
-    return seconds or 0.0
+def _seconds(text: str) -> float:
+    if (seconds := in_seconds(text)) is None:
+        raise UsageError(f"is {text!r}, expected a time of at most 30 days, such as 90s, 10m, 1h30m or 2d")
+    return seconds
 
 
-def _cells(
-    table: RunTable, place: str, base: Path, wait_s: float, config: Config, problems: list[str]
-) -> Iterator[PlannedCell]:
-    """Yield one cell for each toolchain and backend; none for a table with problems."""
-    before = len(problems)
-    _check_run(table, place, problems)
+def _cells(table: RunTable, path: Path, place: str, wait_s: float, config: Config) -> Iterator[PlannedCell]:
+    """Yield one cell for each toolchain and backend."""
+    base = path.absolute().parent
+    with _at(path, place):
+        _check_run(table)
     suites = tuple(_beside(base, name) if is_suite_path(name) else name for name in table.suites)
     toolchains = dict.fromkeys(_beside(base, name) if is_path(name) else name for name in table.toolchains)
-    problems += _unknown(table, suites, toolchains, place, config)
-    if len(problems) > before:
-        return
+    _check_names(table, suites, toolchains, path, place, config)
     suffix = len(table.backends) > 1 or not table.name
     for toolchain, backend in product(toolchains or ("",), dict.fromkeys(table.backends)):
         parts = [table.name] if table.name else [*(Path(name).name for name in table.suites), *table.socs]
@@ -332,45 +288,40 @@ def _cells(
             wait_s=None if table.virtual else wait_s,
             **{name: getattr(table, name) for name in _SAME},
         )
-        request = msgspec.structs.replace(request, command=command_of(request))
-        yield PlannedCell(name, place, request, table.share)
+        yield PlannedCell(name, msgspec.structs.replace(request, command=command_of(request)), table.share)
 
 
-def _check_run(table: RunTable, place: str, problems: list[str]) -> None:
+def _check_run(table: RunTable) -> None:
     if table.name and not _NAME.fullmatch(table.name):
-        problems.append(f"{place}: {_bad_name(table.name)}")
+        raise UsageError(_bad_name(table.name))
     chosen = [key for key in ("devices", "labels", "most_devices") if getattr(table, key)]
     if table.virtual and chosen:
-        problems.append(f"{place}: {', '.join(chosen)}: for attached devices, not for virtual")
+        raise UsageError(f"{', '.join(chosen)}: for attached devices, not for virtual")
     if table.heap and table.warm_up is not None:
-        problems.append(f"{place}: heap times nothing: leave warm_up out")
-    if not math.isfinite(table.timeout_s):
-        problems.append(f"{place}: timeout_s: expected a finite number")
+        raise UsageError("heap times nothing: leave warm_up out")
+    if not 1 <= table.timeout_s < math.inf:
+        raise UsageError("timeout_s: expected a finite number of at least 1")
 
 
-def _unknown(
-    table: RunTable, suites: tuple[str, ...], toolchains: Iterable[str], place: str, config: Config
-) -> list[str]:
-    """Return the problems of unknown names: SoCs, suites, backends, precisions and toolchains."""
+def _check_names(
+    table: RunTable, suites: Iterable[str], toolchains: Iterable[str], path: Path, place: str, config: Config
+) -> None:
+    """Raise ConfigError for an unknown SoC, suite, backend, precision or toolchain."""
     from farm.builds.toolchains.selection import toolchain_of
     from farm.suites.manifests import find_suites, resolve_suite
 
     known_suites = find_suites(config.suite_folders)
-    finders: dict[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
+    finders: dict[str, tuple[Iterable[str], Callable[[str], object]]] = {
         "socs": (table.socs, find_soc),
         "suites": (suites, lambda name: resolve_suite(name, known_suites)),
         "backends": (table.backends, find_backend),
         "precisions": (table.precisions, _find_precision),
-        "toolchains": (tuple(toolchains), lambda name: toolchain_of(config, name)),
+        "toolchains": (toolchains, lambda name: toolchain_of(config, name)),
     }
-    found = []
     for key, (names, find) in finders.items():
-        for name in names:
-            try:
+        with _at(path, f"{place}: {key}"):
+            for name in names:
                 find(name)
-            except UsageError as error:
-                found.append(f"{place}: {key}: {error}")
-    return found
 
 
 def _find_precision(name: str) -> None:
@@ -387,7 +338,7 @@ def _option(name: str, value: object) -> str:
     return f"{name}={','.join(str(one).lower() if isinstance(one, bool) else str(one) for one in values)}"
 
 
-def _jobs(cell: PlannedCell, config: Config, problems: list[str]) -> tuple[Job, ...]:
+def _jobs(cell: PlannedCell, config: Config) -> tuple[Job, ...]:
     """Return the jobs of a cell that pytest's -k selects; an empty selection is no problem of the file."""
     from farm.dispatch.request.choose import jobs_of, select
 
@@ -395,33 +346,29 @@ def _jobs(cell: PlannedCell, config: Config, problems: list[str]) -> tuple[Job, 
         return select(cell.request, jobs_of(config, cell.request))
     except NothingSelectedError:
         return ()
-    except FarmError as error:
-        problems.append(f"{cell.place}: {cell.request.backend}: {error}")
-        return ()
 
 
-def _notify(data: object, base: Path, problems: list[str]) -> tuple[MailTable | None, tuple[WebhookTable, ...]]:
-    if not isinstance(data, dict):
-        problems.append("notify: expected tables [[notify.webhook]] and [notify.mail]")
-        return None, ()
-    _check_keys(data, ("webhook", "mail"), "[notify]", problems, kind="table")
-    webhooks = []
-    for place, hook in _several(WebhookTable, data.get("webhook", []), "notify.webhook", problems):
-        problems += [f"{place}: {why}" for why in webhook_problems(hook)]
-        template = hook.template if hook.template in BUILT_IN else _beside(base, hook.template)
-        problems += [f"{place}: template: {why}" for why in check_template(template, "json")]
-        webhooks.append(msgspec.structs.replace(with_files_of(hook, partial(beside, base)), template=template))
-    mail = _table(MailTable, data["mail"], "[notify.mail]", problems) if "mail" in data else None
-    if mail is not None:
-        problems += [f"[notify.mail]: {why}" for why in mail_problems(mail)]
-        mail = msgspec.structs.replace(
-            with_files_of(mail, partial(beside, base)),
-            template=_beside(base, mail.template),
-            html_template=_beside(base, mail.html_template),
-        )
-        for key, form in (("template", "text"), ("html_template", "html")):
-            problems += [f"[notify.mail]: {key}: {why}" for why in check_template(getattr(mail, key), form)]
-    return mail, tuple(webhooks)
+def _webhook(path: Path, place: str, hook: WebhookTable) -> WebhookTable:
+    """Return a webhook with absolute paths. Raises ConfigError."""
+    base = path.absolute().parent
+    for problem in webhook_problems(hook):
+        raise ConfigError(path, place, problem)
+    template = hook.template if hook.template in BUILT_IN else _beside(base, hook.template)
+    with _at(path, f"{place}: template"):
+        render(template, "json", SAMPLE)
+    return msgspec.structs.replace(with_files_of(hook, partial(beside, base)), template=template)
+
+
+def _mail(path: Path, mail: MailTable) -> MailTable:
+    """Return the mail with absolute paths. Raises ConfigError."""
+    base = path.absolute().parent
+    for problem in mail_problems(mail):
+        raise ConfigError(path, "notify.mail", problem)
+    templates = {key: _beside(base, getattr(mail, key)) for key in ("template", "html_template")}
+    for (key, template), form in zip(templates.items(), ("text", "html"), strict=True):
+        with _at(path, f"notify.mail: {key}"):
+            render(template, form, SAMPLE)
+    return msgspec.structs.replace(with_files_of(mail, partial(beside, base)), **templates)
 
 
 def _beside(base: Path, name: str) -> str:

@@ -251,15 +251,6 @@ def render(template: str, form: str, nightly_run: NightlyRun) -> str:
     return text
 
 
-def check_template(template: str, form: str) -> list[str]:
-    """Return the problem of a template, from rendering a sample with all kinds of findings; empty for none."""
-    try:
-        render(template, form, SAMPLE)
-    except UsageError as error:
-        return [str(error)]
-    return []
-
-
 def _load(template: str, form: str) -> jinja2.Template:
     environment = _environment(html=form == "html")
     if not template or template in BUILT_IN:
