@@ -190,7 +190,7 @@ def test_a_device_whose_lease_is_taken_away_is_detached(attic: FarmHome, servers
             assert shell.stdout is not None
             assert shell.stdout.readline() == b"up\n"
             done = attic.farm("devices", "release", NAME, "--force", env=servers.env)
-            assert done.stdout == f"{NAME} is given back; 'farm devices connect' of {lease.user} is being ended\n"
+            assert done.stdout == f"{NAME} is given back; 'farm devices connect' of {lease.user} stops using it\n"
             code, errors = connected.end()
             assert shell.wait(timeout=SECONDS) != 0
     assert (code, servers.listed()) == (4, [])

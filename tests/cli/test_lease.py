@@ -122,7 +122,7 @@ def test_several_are_given_back_by_name_or_all_at_once(ada: User, store: Store) 
 def test_who_has_it_is_said_and_a_person_who_waits_gets_it(ada: User, store: Store) -> None:
     take(store)
     shown = ada.says("devices", "release", FIRST, "--force")
-    assert shown == f"{FIRST} is given back; 'farm run' of ci stops using it after its running job\n"
+    assert shown == f"{FIRST} is given back; 'farm run' of ci stops using it\n"
     take(store)
     shown = ada.is_refused("lease", FIRST, "--no-wait", code=4)
     assert f"{FIRST} is used by ci since " in shown
@@ -180,7 +180,7 @@ def shell(ada: User, store: Store) -> Iterator[Started[str]]:
 
 def test_a_shell_ends_when_its_lease_is_taken_away(shell: Started[str], bob: User, store: Store) -> None:
     released = bob.says("devices", "release", FIRST, "--force")
-    assert released == f"{FIRST} is given back; the shell of ada is being ended\n"
+    assert released == f"{FIRST} is given back; 'farm shell -- sh' of ada stops using it\n"
     _, errors = shell.communicate(timeout=60)
     assert shell.returncode == 4
     assert f"{FIRST} was released and is free: the shell was ended" in errors

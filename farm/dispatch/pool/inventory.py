@@ -341,14 +341,8 @@ def give_back(store: Store, device: str, user: str, *, force: bool) -> str:
     if lease.token and force:
         store.leases.release([lease])
     after = ""
-    if lease.token and not force:
-        after = f"; {lease.user} uses it still, for {lease.purpose!r}"
-    elif lease.token and lease.purpose.startswith("farm shell"):
-        after = f"; the shell of {lease.user} is being ended"
-    elif lease.token and lease.purpose.startswith(("farm devices adb", "farm devices connect")):
-        after = f"; {lease.purpose!r} of {lease.user} is being ended"
-    elif lease.token:
-        after = f"; {lease.purpose!r} of {lease.user} stops using it after its running job"
+    if lease.token:
+        after = f"; {lease.purpose!r} of {lease.user} " + ("stops using it" if force else "still uses it")
     return clean_text(f"{name} is given back{after}", 400)
 
 

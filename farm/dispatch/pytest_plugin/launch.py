@@ -7,14 +7,11 @@ import logging
 import os
 import secrets
 import signal
-import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -123,59 +120,6 @@ def require_tree(arguments: Sequence[str], folder: Path, compiler: Compiler) -> 
             f"{place} would be run with {installed}, which is another tree: give --toolchain with an environment in "
             "which the tree is installed, or run the installed tests"
         )
-
-
-_LAST_SECONDS = 5.0
-"""Longest wait for the last data of an output."""
-
-
-@contextmanager
-def relayed_output(*, quiet: bool = False) -> Iterator[list[threading.Thread]]:
-    """Replace standard output and error, if they are pipes, by pipes for processes started in the block.
-
-    Threads, which are yielded, copy the data to the originals; a process that the child left may keep one going. With
-    `quiet` standard output goes to standard error. The reader of a pipe may close it before the child has ended, as
-    `| head` does, which many programs do not survive.
-    """
-    sys.stdout.flush()
-    threads: list[threading.Thread] = []
-    kept = {number: os.dup(number) for number in (1, 2)}
-    pipes: dict[tuple[int, int], int] = {}
-    if quiet:
-        os.dup2(2, 1)
-    for number in kept:
-        status = os.fstat(number)
-        if not stat.S_ISFIFO(status.st_mode):
-            continue
-        # Two outputs into the same pipe, as with `2>&1`, share one thread, which keeps their order.
-        place = status.st_dev, status.st_ino
-        if place not in pipes:
-            source, pipes[place] = os.pipe()
-            thread = threading.Thread(target=_hand_on, args=(source, os.dup(number)), name="output", daemon=True)
-            thread.start()
-            threads.append(thread)
-        os.dup2(pipes[place], number)
-    try:
-        yield threads
-    finally:
-        for number, original in kept.items():
-            os.dup2(original, number)
-            os.close(original)
-        for end in pipes.values():
-            os.close(end)
-
-
-def _hand_on(source: int, target: int) -> None:
-    """Copy data from one descriptor to another, and close both at the end of the data."""
-    is_read = True
-    while data := os.read(source, 1 << 16):
-        try:
-            while is_read and data:
-                data = data[os.write(target, data) :]
-        except OSError:
-            is_read = False
-    os.close(source)
-    os.close(target)
 
 
 # Plugins by the names of their entry points: loaded once, also with the user's PYTEST_DISABLE_PLUGIN_AUTOLOAD.
@@ -401,16 +345,13 @@ class _Launch:
         # Set all on the command line, which takes precedence over an ini file.
         python = plan.compiler.python
         argv = [python, "-m", "pytest", *_PLUGINS, *self._rooted, "-n", "auto", *self._request.arguments]
-        with relayed_output(quiet=self._request.quiet) as threads:
-            child = supervisor.spawn(argv, name="pytest", env=self._environment(plan), foreground=True)
+        popen = _popen_on_stderr if self._request.quiet else None
+        child = supervisor.spawn(argv, name="pytest", env=self._environment(plan), foreground=True, popen=popen)
         try:
             return child.process.wait()
         except KeyboardInterrupt:
             self._interrupted = True
             return _let_end(child)
-        finally:
-            for thread in threads:
-                thread.join(_LAST_SECONDS)
 
     def _environment(self, plan: SuitePlan) -> dict[str, str]:
         from farm.builds.runtime.native import runner_executorch
@@ -452,6 +393,10 @@ class _Launch:
         found = exit_code_of(self._store.runs.view(run_id))
         # Other plugins may fail a session by themselves, for example for its coverage.
         return found or (1 if status else 0)
+
+
+def _popen_on_stderr(words: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(words, **{**how, "stdout": sys.stderr.fileno()})
 
 
 def _require_plugin(compiler: Compiler) -> None:
