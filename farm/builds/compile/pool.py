@@ -215,19 +215,15 @@ class BuilderGate:
     """Admission of builders: many at the same time, or one alone. A request to work alone precedes later requests."""
 
     def __init__(self) -> None:
-        self._stopping = threading.Event()
+        self.is_stopping = False
+        """True after `stop`: all waits for admission end at once."""
         self._changed = threading.Condition()
         self._working = 0
         self._alone = 0
 
-    @property
-    def is_stopping(self) -> bool:
-        """True after `stop`: all waits for admission end at once."""
-        return self._stopping.is_set()
-
     def stop(self) -> None:
         """End every wait for admission; no further work begins."""
-        self._stopping.set()
+        self.is_stopping = True
 
     @contextmanager
     def admit(self, *, alone: bool) -> Iterator[None]:
@@ -235,7 +231,7 @@ class BuilderGate:
         with self._changed:
             if alone:
                 self._alone += 1
-            while not self._stopping.is_set() and (self._working if alone else self._alone):
+            while not self.is_stopping and (self._working if alone else self._alone):
                 self._changed.wait(timeout=0.5)
             self._working += 1
         try:

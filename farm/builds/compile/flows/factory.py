@@ -9,6 +9,8 @@ import inspect
 import math
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,9 +31,12 @@ def make_module(case: Case) -> torch.nn.Module:
     constructor's exceptions pass through.
     """
     if case.program:
-        return _load_program(case)
+        # A file that torch.export did not write may raise any exception.
+        with _refusing(case, "program", f"{case.program} is no program of torch.export that this torch can read"):
+            return torch.export.load(Path(case.folder, case.program)).module()
     module_name, _, class_name = case.module.partition(":")
-    python_module = _import(case, module_name)
+    with _refusing(case, "module", "cannot be imported", (ImportError, OSError)):
+        python_module = importlib.import_module(import_name(module_name, case.folder))
     factory = getattr(python_module, class_name, None)
     if factory is None:
         raise case.error("module", f"{module_name} has no {class_name}")
@@ -40,7 +45,8 @@ def make_module(case: Case) -> torch.nn.Module:
     if not isinstance(made, torch.nn.Module):
         raise case.error("module", f"makes a {type(made).__name__}, expected a torch.nn.Module")
     if case.checkpoint:
-        _load_checkpoint(case, made)
+        with _refusing(case, "checkpoint", f"{case.checkpoint} does not fit the module"):
+            made.load_state_dict(load_tensors(Path(case.folder, case.checkpoint)))
     return made.eval()
 
 
@@ -63,21 +69,6 @@ def make_method(case: Case, module: torch.nn.Module, name: str) -> torch.nn.Modu
     return other
 
 
-def _load_program(case: Case) -> torch.nn.Module:
-    try:
-        return torch.export.load(Path(case.folder, case.program)).module()
-    except Exception as error:  # a file that torch.export did not write may raise any exception
-        problem = f"{case.program} is no program of torch.export that this torch can read: {error}"
-        raise case.error("program", problem) from error
-
-
-def _load_checkpoint(case: Case, module: torch.nn.Module) -> None:
-    try:
-        module.load_state_dict(load_tensors(Path(case.folder, case.checkpoint)))
-    except Exception as error:  # a broken file may raise any exception
-        raise case.error("checkpoint", f"{case.checkpoint} does not fit the module: {error}") from error
-
-
 def load_tensors(path: Path) -> Any:
     """Return the tensors in a file of torch or safetensors, by name. Raises any exception for a broken file."""
     if path.suffix == ".safetensors":
@@ -89,11 +80,13 @@ def load_tensors(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
-def _import(case: Case, name: str) -> ModuleType:
+@contextmanager
+def _refusing(case: Case, key: str, problem: str, kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Raise ConfigError for an error of these `kinds` in the body."""
     try:
-        return importlib.import_module(import_name(name, case.folder))
-    except (ImportError, OSError) as error:
-        raise case.error("module", f"cannot be imported: {error}") from error
+        yield
+    except kinds as error:
+        raise case.error(key, f"{problem}: {error}") from error
 
 
 def import_name(name: str, folder: str) -> str:
@@ -160,10 +153,8 @@ def read_expected(case: Case) -> list[tuple[torch.Tensor, ...]]:
 def _read_array(case: Case, file: str, spec: InputSpec | None = None) -> torch.Tensor:
     import numpy as np
 
-    try:
+    with _refusing(case, "", f"{file} is no array of numpy's", (OSError, ValueError, TypeError)):
         tensor = torch.from_numpy(np.load(Path(case.folder, file), allow_pickle=False))
-    except (OSError, ValueError, TypeError) as error:
-        raise case.error("", f"{file} is no array of numpy's: {error}") from error
     if spec and spec.shape is not None and tuple(tensor.shape) != spec.shape:
         raise case.error("inputs", f"{file} has the shape {list(tensor.shape)}, expected {list(spec.shape)}")
     return tensor
