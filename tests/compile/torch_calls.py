@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import namedtuple
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from executorch.exir import to_edge
+from made_modules import buffer_of, module_of
 
 from farm.base.errors import ConfigError
 from farm.builds.bundles.bundle import load_bundle
@@ -23,15 +25,6 @@ from farm.suites.suite import Case, InputSpec, Job, State, Target
 
 CASE = Case("odd", "one", ".odd:One", (InputSpec((4,)),), folder="/nowhere", samples=3)
 X = torch.tensor([1.0, -2.0, 3.0, -4.0])
-
-
-def module_of(forward: Any, buffer: torch.Tensor | None = None, **attributes: Any) -> torch.nn.Module:
-    made = type("Made", (torch.nn.Module,), {"forward": forward})()
-    if buffer is not None:
-        made.register_buffer("c", buffer)
-    for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
 
 
 def in_place(_: Any, x: torch.Tensor) -> torch.Tensor:
@@ -100,24 +93,24 @@ def test_a_write_to_an_input_reaches_no_other_sample_and_no_later_call(forward: 
 
 @pytest.mark.parametrize("forward", [own_buffer, view_of_buffer])
 def test_a_returned_buffer_is_another_output_in_each_sample(forward: Any) -> None:
-    ran = run_samples(module_of(forward, torch.zeros(4)), CASE, samples())
+    ran = run_samples(module_of(forward, c=buffer_of(0.0, 0.0, 0.0, 0.0)), CASE, samples())
     assert len({tuple(output.tolist()) for output, *_ in ran.outputs}) == 3
 
 
 @pytest.mark.parametrize(
-    ("forward", "buffer", "named", "is_changed"),
+    ("forward", "value", "named", "is_changed"),
     [
-        (view_of_buffer, torch.zeros(4), ["buffer c"], True),
-        (in_place, None, ["input x"], False),
-        (replaces, torch.ones(4), ["buffer c"], True),
-        (past_its_version, torch.ones(4), ["buffer c"], True),
-        (reads_buffer, torch.full((4,), torch.nan), [], False),
+        (view_of_buffer, 0.0, ["buffer c"], True),
+        (in_place, 0.0, ["input x"], False),
+        (replaces, 1.0, ["buffer c"], True),
+        (past_its_version, 1.0, ["buffer c"], True),
+        (reads_buffer, math.nan, [], False),
     ],
 )
 def test_writes_to_inputs_and_buffers_are_named(
-    forward: Any, buffer: torch.Tensor | None, named: list[str], *, is_changed: bool
+    forward: Any, value: float, named: list[str], *, is_changed: bool
 ) -> None:
-    found = run_reference(module_of(forward, buffer), CASE, samples())
+    found = run_reference(module_of(forward, c=buffer_of(*[value] * 4)), CASE, samples())
     assert list(found.writes.named(found.input_names)) == named
     assert found.is_changed == is_changed
 
@@ -148,7 +141,7 @@ def test_an_attribute_that_is_written_changes_the_module() -> None:
 
 
 def test_a_graph_begins_again_where_it_began() -> None:
-    module = module_of(own_buffer, torch.zeros(4)).eval()
+    module = module_of(own_buffer, c=buffer_of(0.0, 0.0, 0.0, 0.0))
     graph = torch.export.export(module, (X,), strict=True).module()
     with state_kept(graph):
         call(graph, (X,))

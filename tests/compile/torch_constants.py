@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from made import job
+from made_modules import module_of
 
 from farm.builds.bundles.bundle import Constant, TensorSpec, load_bundle
 from farm.builds.compile.flows.compiler import compile_job
@@ -86,17 +88,17 @@ def test_outputs_that_depend_on_no_input_are_constant() -> None:
     assert [spec.constant for spec in mark_constants(specs, exported)] == [Constant.NONE, *found]
 
 
-class Two(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x + 1, torch.full((2,), 8.0)
+def two(_: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + 1, torch.full((2,), 8.0)
 
 
-class NoGraph(Two):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return super().forward(x) if x.sum() > 0 else (x, torch.full((2,), 8.0))
+def two_without_graph(_: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (x + 1 if x.sum() > 0 else x), torch.full((2,), 8.0)
 
 
-@pytest.mark.parametrize(("module", "expected"), [(Two(), Constant.LITERAL), (NoGraph(), Constant.NONE)])
+@pytest.mark.parametrize(
+    ("module", "expected"), [(module_of(two), Constant.LITERAL), (module_of(two_without_graph), Constant.NONE)]
+)
 def test_a_ready_program_is_marked_by_the_graph_of_its_module(module: torch.nn.Module, expected: Constant) -> None:
     specs = [TensorSpec((1, 4), "float32"), TensorSpec((2,), "float32")]
     references = [module(torch.randn(1, 4)) for _ in range(2)]

@@ -24,6 +24,7 @@ from executorch.backends.qualcomm.utils.utils import (
     to_edge_transform_and_lower_to_qnn,
 )
 from executorch.exir.dialects._ops import ops as exir_ops
+from made_modules import module_of
 from torch._higher_order_ops import executorch_call_delegate
 
 from farm.base.backends.registry import BACKENDS
@@ -54,30 +55,16 @@ class Chain(torch.nn.Module):
         return torch.relu(self.gate(x) * 2.0)
 
 
-class End(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(torch.relu(x + 1.0))
+def reused(_: Any, x: torch.Tensor) -> torch.Tensor:
+    """Return the result of four operators; the inputs of the last are the outputs of the first and the third."""
+    first = torch.relu(x)
+    return torch.sigmoid(first * first) + first
 
 
-class Reused(torch.nn.Module):
-    """Four operators; the inputs of the last are the outputs of the first and the third."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first = torch.relu(x)
-        return torch.sigmoid(first * first) + first
-
-
-class Branches(torch.nn.Module):
-    """Two branches of two operators that do not need each other, until the last."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        left, right = torch.sigmoid(torch.relu(x)), torch.tanh(torch.abs(x))
-        return left + right
-
-
-class Sums(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x + x) * x + x
+def branches(_: Any, x: torch.Tensor) -> torch.Tensor:
+    """Return the sum of two branches of two operators that do not need each other."""
+    left, right = torch.sigmoid(torch.relu(x)), torch.tanh(torch.abs(x))
+    return left + right
 
 
 def lower(module: torch.nn.Module, excluded: Iterable[str] = (), shares: int = 0) -> Any:
@@ -99,12 +86,18 @@ SIGMOID, COPY = "aten.sigmoid.default", "dim_order_ops._clone_dim_order.default"
     [
         (Chain(), [], 0, 1, {}),
         # The operator at the end is on the CPU though there is one partition.
-        (End(), [SIGMOID], 0, 1, {SIGMOID: 1}),
+        (module_of(lambda _, x: torch.sigmoid(torch.relu(x + 1.0))), [SIGMOID], 0, 1, {SIGMOID: 1}),
         # No value goes around a copy: the output of the first operator is copied once, for the second and for the last.
-        (Reused(), [], 4, 4, {COPY: 3}),
+        (module_of(reused), [], 4, 4, {COPY: 3}),
         # Branches that do not need each other are no shares of their own: ExecuTorch would join them again.
-        (Branches(), [], 3, 3, {COPY: 4}),
-        (Sums(), ["aten.add.Tensor", "aten.mul.Tensor"], 0, 0, {"aten.add.Tensor": 2, "aten.mul.Tensor": 1}),
+        (module_of(branches), [], 3, 3, {COPY: 4}),
+        (
+            module_of(lambda _, x: (x + x) * x + x),
+            ["aten.add.Tensor", "aten.mul.Tensor"],
+            0,
+            0,
+            {"aten.add.Tensor": 2, "aten.mul.Tensor": 1},
+        ),
     ],
 )
 def test_partitions_and_operators_on_the_cpu_are_counted(
@@ -117,7 +110,7 @@ def test_partitions_and_operators_on_the_cpu_are_counted(
 
 def test_an_error_within_a_pass_is_told_in_place_of_the_list_of_passes() -> None:
     with pytest.raises(Exception, match="SplitGraph") as raised:
-        lower(Branches(), shares=99)
+        lower(module_of(branches), shares=99)
     assert reason_of(raised.value).startswith("pass SplitGraph: ValueError: ")
     assert reason_of(raised.value).endswith(" operators of the graph need each other in turn: too few for 99 shares")
 

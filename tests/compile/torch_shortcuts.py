@@ -23,6 +23,7 @@ from executorch.backends.qualcomm.serialization import qc_schema_serialize
 from executorch.backends.qualcomm.serialization.qc_schema_serialize import flatbuffer_to_option
 from executorch.backends.qualcomm.utils import qnn_sdk_setup
 from executorch.exir.dialects.edge import _ops
+from made_modules import buffer_of, module_of
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from torch._dynamo import functional_export
@@ -69,35 +70,13 @@ class Net(torch.nn.Module):
         return torch.sigmoid(other), one
 
 
-class WritesBuffer(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls.add_(1)
-        return x + self.calls
+def writes_buffer(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.calls.add_(1)
+    return x + self.calls
 
 
-class WritesInput(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x.add_(1.0)
-        return x * 2.0
-
-
-class Draws(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand_like(x)
-
-
-class Unread(torch.nn.Module):
-    def forward(self, x: torch.Tensor, _unread: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x)
-
-
-class End(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(torch.relu(x + 1.0))
+def writes_input(_: Any, x: torch.Tensor) -> torch.Tensor:
+    return x.add_(1.0) * 2.0
 
 
 @contextmanager
@@ -191,9 +170,9 @@ DYNAMIC = {"dynamic_shapes": {"input": {1: torch.export.Dim("size", min=2, max=8
     [
         (lambda: convert_pt2e(calibrate(export(Net()).module(), [INPUTS], TARGET)), INPUTS, {}, 0),
         (lambda: export(Net()).module(), INPUTS, {}, 0),
-        (lambda: export(Unread(), (X, X)).module(), (X, X + 1), {}, 0),
-        (lambda: export(WritesBuffer()).module(), INPUTS, {}, 1),
-        (lambda: export(Draws()).module(), INPUTS, {}, 1),
+        (lambda: export(module_of(lambda _, x, _unread: torch.relu(x)), (X, X)).module(), (X, X + 1), {}, 0),
+        (lambda: export(module_of(writes_buffer, calls=buffer_of(0.0))).module(), INPUTS, {}, 1),
+        (lambda: export(module_of(lambda _, x: x + torch.rand_like(x))).module(), INPUTS, {}, 1),
         (lambda: export(torch.nn.ReLU(), **DYNAMIC).module(), INPUTS, DYNAMIC, 1),
     ],
     ids=["quantized", "not quantized", "unread input", "written buffer", "random", "dynamic"],
@@ -218,7 +197,7 @@ def test_a_program_without_operators_of_the_table_is_its_own_decomposition() -> 
         edited = export(Net()).run_decompositions({})
         next(node for node in edited.graph.nodes if node.target is sigmoid).target = relu
         assert edited.run_decompositions({}) is not edited
-        for module in (WritesBuffer(), WritesInput()):
+        for module in (module_of(writes_buffer, calls=buffer_of(0.0)), module_of(writes_input)):
             written = export(module).run_decompositions({})
             assert written.run_decompositions({}) is not written
     assert first.run_decompositions({}) is not first
@@ -338,7 +317,7 @@ def test_code_of_a_graph_is_generated_when_it_is_read_and_after_each_edit() -> N
 
     with counted(torch.fx.Graph, "python_code") as generated:
         with graph_code.late_code():
-            module = torch.fx.symbolic_trace(End())
+            module = torch.fx.symbolic_trace(module_of(lambda _, x: torch.sigmoid(torch.relu(x + 1.0))))
             for _ in range(3):
                 module.recompile()
             assert generated == []
