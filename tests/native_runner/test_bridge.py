@@ -1,8 +1,7 @@
-"""Libraries beside the runner: the bridge to QNN, and the heap figures of the DSP."""
+"""Parts beside the runner: the bridge to QNN, the heap figures of the DSP, and the configuration of its build."""
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,9 @@ from built_stub import qnn_stub
 from heap_sdk_stub import IDLE_BYTES, build_heap_stub
 from programs import run_program
 
+from farm.base.paths import data_folder
 from farm.builds.runtime.native import build_native
+from farm.builds.runtime.packages import package_folder, packaged_tool
 from farm.results.heap import parse_heap
 
 # The bridge hands one word over where a library reads it, and changes nothing else. The library here is a stub;
@@ -28,15 +29,9 @@ SOC_MODEL = 57
 def _create(
     bridge: Path, real: Path | str, option: int = 0, custom_option: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    script = HERE / "call_device_create.py"
-    return subprocess.run(
-        [sys.executable, str(script), str(bridge), str(option), str(custom_option), str(SOC_MODEL)],
-        env={"FARM_QNN_REAL_HTP": str(real)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    words = [sys.executable, HERE / "call_device_create.py", bridge, *map(str, (option, custom_option, SOC_MODEL))]
+    env = {"FARM_QNN_REAL_HTP": str(real)}
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_the_soc_model_is_where_the_library_reads_it_and_other_configs_pass_as_they_are(farm_cache: Path) -> None:
@@ -79,11 +74,7 @@ HEAP = ("--heap_profiling_path=heap.txt", "--profile_level=2")
 def heap_stub(farm_cache: Path) -> Callable[..., dict[str, str]]:
     """From settings of the stub to the environment that puts it behind the bridge."""
     library = build_heap_stub(farm_cache)
-    return functools.partial(_environment, library)
-
-
-def _environment(library: Path, settings: str = "") -> dict[str, str]:
-    return {"FARM_QNN_REAL_HTP": str(library), "HEAP_STUB": settings}
+    return lambda settings="": {"FARM_QNN_REAL_HTP": str(library), "HEAP_STUB": settings}
 
 
 def _stated(folder: Path) -> tuple[int | None, int | None, str]:
@@ -140,3 +131,43 @@ def test_the_job_after_a_refused_context_starts_from_none(conv: Any, heap_stub: 
         assert not (conv.folder / "heap.txt").exists()
         assert session.ask("--heap_profiling_path=heap.txt")["ok"] is True
         assert _stated(conv.folder) == (IDLE_BYTES, IDLE_BYTES, "")
+
+
+# Configuring the runner: an ExecuTorch that it cannot be built against is refused before anything is compiled.
+
+# A stub of the package: targets without libraries.
+PACKAGE = """
+foreach(name runtime etdump)
+  add_library(executorch::${name} INTERFACE IMPORTED)
+endforeach()
+set(EXECUTORCH_INCLUDE_DIRS "${CMAKE_CURRENT_LIST_DIR}/include")
+"""
+HEADER = "executorch/extension/module/module.h"
+
+
+def configured(folder: Path, header: str) -> subprocess.CompletedProcess[str]:
+    """Configure against a stub of ExecuTorch's package whose header is this text."""
+    package = folder / "executorch_stub"
+    (package / "include" / HEADER).parent.mkdir(parents=True)
+    (package / "include" / HEADER).write_text(header)
+    (package / "executorch-config.cmake").write_text(PACKAGE)
+    cmake, ninja = packaged_tool("cmake", "simulator"), packaged_tool("ninja", "simulator")
+    return subprocess.run(
+        [cmake, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-Dexecutorch_DIR={package}",
+         "-DFARM_BUILD_BRIDGE=OFF", "-DCMAKE_CXX_COMPILER_WORKS=1", "-S", str(data_folder("native_runner")),
+         "-B", str(folder / "build")],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_a_loader_that_does_not_copy_its_options_is_refused(tmp_path: Path) -> None:
+    header = (package_folder("executorch", "include", "build") / "include" / HEADER).read_text()
+    done = configured(tmp_path / "present", header)
+    assert done.returncode == 0, done.stderr
+    older = header.replace("LoadBackendOptionsMap& backend_options() const", "LoadBackendOptionsMap* options() const")
+    assert older != header
+    done = configured(tmp_path / "older", older)
+    assert done.returncode != 0
+    output = " ".join(done.stderr.split())
+    assert "Module::load of this ExecuTorch does not copy the options of backends" in output
+    assert "use ExecuTorch 1.5 or newer" in output
