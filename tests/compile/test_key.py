@@ -1,20 +1,44 @@
+"""Address of a bundle: what decides it, and what does not."""
+
 from __future__ import annotations
 
 import ast
 import functools
 import importlib.metadata
-from collections.abc import Callable
 from pathlib import Path
 
+import made
 import msgspec
 import pytest
 
 from farm.base.backends.registry import BACKENDS
+from farm.base.errors import ConfigError, IllegalTargetError
+from farm.base.socs import find_soc
 from farm.builds.bundles import key as key_module
-from farm.builds.bundles import key as source_module
-from farm.builds.bundles.key import HOST_CPU, bundle_key, named_files, recipe_files, relevant_versions, shares_weights
+from farm.builds.bundles.key import (
+    HOST_CPU,
+    bundle_key,
+    forget_sources,
+    named_files,
+    recipe_files,
+    relevant_versions,
+    shares_weights,
+)
 from farm.suites.generate import Generate, Mode
-from farm.suites.suite import Case, InputSpec, Job, KnownIssue, Limits, Target, Tolerance
+from farm.suites.manifests import load_suite
+from farm.suites.suite import (
+    Case,
+    InputSpec,
+    Job,
+    KnownIssue,
+    Limits,
+    State,
+    Suite,
+    Target,
+    Tolerance,
+    plan,
+    state_problem,
+)
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = {"executorch": "1.5.1", "torch": "2.13.0", "torchao": "0.18.0", "qnn": "2.51"}
@@ -22,22 +46,14 @@ ATTACHED, VIRTUAL = {**VERSIONS, HOST_CPU: "arm"}, {**VERSIONS, HOST_CPU: "x86"}
 
 
 @pytest.fixture(autouse=True)
-def forget() -> Callable[[], None]:
-    """Function that clears the caches of this process, as a new process has none."""
-
-    def forget() -> None:
-        key_module.forget_sources()
-        source_module.package_state.cache_clear()
-
-    forget()
-    return forget
+def _as_in_a_new_process() -> None:
+    forget_sources()
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     (tmp_path / "ops.py").write_text("class Relu: ...\n")
-    case = Case(suite="s", name="relu", module=".ops:Relu", inputs=(InputSpec(shape=(1, 4)),), folder=str(tmp_path))
-    return Job(case, Target("SM8650", "htp", "8a8w"))
+    return made.job("relu", module=".ops:Relu", folder=str(tmp_path))
 
 
 def changed(job: Job, **fields: object) -> Job:
@@ -91,9 +107,7 @@ def test_methods_share_weights_on_attached_devices_alone(job: Job, mode: Mode, *
     assert not shares_weights(changed(text, pte="ops.py"), ATTACHED)
 
 
-def test_every_file_and_folder_of_a_decoder_decides_by_its_content(
-    job: Job, tmp_path: Path, forget: Callable[[], None]
-) -> None:
+def test_every_file_and_folder_of_a_decoder_decides_by_its_content(job: Job, tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     folder.mkdir()
     files = [tmp_path / "prompts.json", tmp_path / "score.json", folder / "config.json", folder / "a.safetensors"]
@@ -105,7 +119,7 @@ def test_every_file_and_folder_of_a_decoder_decides_by_its_content(
     keys = [bundle_key(text, VERSIONS)]
     for file in (*files, readme):
         file.write_text("2")
-        forget()
+        forget_sources()
         keys.append(bundle_key(text, VERSIONS))
     assert len(set(keys)) == 1 + len(files)
     assert keys[-1] == keys[-2]
@@ -144,7 +158,7 @@ def test_qnn_decides_nothing_of_what_runs_on_the_cpu(job: Job) -> None:
 
 
 def test_a_change_of_the_suites_code_does_also_in_a_linked_folder(
-    job: Job, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, forget: Callable[[], None]
+    job: Job, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     shared = tmp_path_factory.mktemp("shared")
     (shared / "net.py").write_text("class Net: ...\n")
@@ -156,23 +170,23 @@ def test_a_change_of_the_suites_code_does_also_in_a_linked_folder(
         (shared / "net.py", "Net = 1\n"),
     ):
         file.write_text(text)
-        forget()
+        forget_sources()
         keys.append(bundle_key(job, VERSIONS))
     assert len(set(keys)) == 3
-    assert tmp_path / "models" / "net.py" in source_module.suite_files(job.case)
+    assert tmp_path / "models" / "net.py" in key_module.suite_files(job.case)
 
 
 @pytest.mark.parametrize(
     ("imports", "package"), [("import os, yaml", "PyYAML"), ("from numpy.linalg import norm", "numpy")]
 )
 def test_another_version_of_what_that_code_imports_does(
-    job: Job, monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None], imports: str, package: str
+    job: Job, monkeypatch: pytest.MonkeyPatch, imports: str, package: str
 ) -> None:
     Path(job.case.folder, "ops.py").write_text(f"{imports}\nclass Relu: pass\n")
     before = bundle_key(job, VERSIONS)
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "99" if name == package else version(name))
-    forget()
+    forget_sources()
     assert bundle_key(job, VERSIONS) != before
 
 
@@ -180,7 +194,7 @@ def test_another_version_of_what_that_code_imports_does(
     "edited", ["mine/blocks.py", "mine/table.json", "mine_too.py", "mine_second.py", "mine_inline.py", "linked/net.py"]
 )
 def test_an_edit_of_what_that_code_imports_from_a_folder_does(
-    edited: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None]
+    edited: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = tmp_path / "editable"
     (code / "mine").mkdir(parents=True)
@@ -203,7 +217,7 @@ def test_an_edit_of_what_that_code_imports_from_a_folder_does(
     for text in (before, before + "\n#", before):
         (code / edited).write_text(text)
         (code / "not_mine.py").write_text(text)
-        forget()
+        forget_sources()
         keys.append((bundle_key(job, VERSIONS), bundle_key(direct, VERSIONS)))
     assert keys[0] == keys[2]
     assert not set(keys[0]) & set(keys[1])
@@ -253,6 +267,50 @@ def test_a_new_backend_leaves_the_bundles_of_the_others(job: Job, monkeypatch: p
 
 
 def test_a_module_that_is_not_installed_is_looked_for_in_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "_wheels", lambda: pytest.fail("all wheels are looked through"))
+    monkeypatch.setattr(key_module, "_wheels", lambda: pytest.fail("all wheels are looked through"))
     case = Case("suite", "case", "not_there_at_all:Net", (InputSpec((1,)),))
-    assert source_module.source_digest(case) == source_module.source_digest(case)
+    assert key_module.source_digest(case) == key_module.source_digest(case)
+
+
+# An output that is an input of the next inference, in manifests, keys and plans.
+
+SUITE = """
+[suite]
+name = "kept"
+description = "state"
+precisions = ["8a8w"]
+[suite.tolerance.8a8w]
+fp32 = {{ sqnr_db = 30.0 }}
+[case.sums]
+module = "torch.nn:ReLU"
+samples = {samples}
+state = {state}
+inputs = [{{ shape = [2] }}, {{ shape = [2], distribution = "constant", low = 0.0 }}]
+"""
+KEPT = "[{ output = 1, input = 1 }]"
+
+
+def read_suite(folder: Path, *, samples: int = 3, state: str = KEPT) -> Suite:
+    (folder / "kept").mkdir(exist_ok=True)
+    (folder / "kept" / "suite.toml").write_text(SUITE.format(samples=samples, state=state))
+    return load_suite(folder / "kept" / "suite.toml")
+
+
+def test_what_cannot_be_a_state_is_known_without_the_module() -> None:
+    assert state_problem((), 1, 1) == ""
+    assert "give the case samples = 2 or more" in state_problem((State(0, 0),), 1, 1)
+    assert "names input 2, and there are 2" in state_problem((State(0, 2),), 2, 3)
+    assert "gives input 1 two outputs" in state_problem((State(0, 1), State(1, 1)), 2, 3)
+
+
+def test_a_manifest_names_it_and_another_state_is_another_bundle(tmp_path: Path) -> None:
+    (case,), (other,) = (read_suite(tmp_path, state=state).cases for state in (KEPT, "[]"))
+    assert case.state == (State(output=1, input=1),)
+    assert len({bundle_key(Job(one, Target("SM8650", "htp", "8a8w")), {"qnn": "1"}) for one in (case, other)}) == 2
+    with pytest.raises(ConfigError, match=r"case\.sums\.state: goes from one sample to the next, and there is one"):
+        read_suite(tmp_path, samples=1)
+
+
+def test_direct_mode_has_no_state(tmp_path: Path) -> None:
+    with pytest.raises(IllegalTargetError, match="passes none between samples"):
+        plan([read_suite(tmp_path)], [find_soc("SM8650")], "htp", option_sets=[(("direct_mode", "true"),)])
