@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 from farm.builds.compile.flows.shortcuts.bn_patterns import bn_patterns
 from farm.builds.compile.flows.shortcuts.composite_operators import cached_kernels, single_scan_per_list
@@ -13,7 +14,7 @@ from farm.builds.compile.flows.shortcuts.graph_code import late_code, shared_ori
 from farm.builds.compile.flows.shortcuts.settled_programs import settled_programs
 from farm.builds.compile.flows.shortcuts.shared_exports import shared_exports
 
-SHORTCUTS: tuple[Callable[[], AbstractContextManager[None]], ...] = (
+SHORTCUTS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     single_scan_per_list,
     cached_kernels,
     shared_origins,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -16,22 +16,18 @@ _GENERATED = ("forward", "_code", "_lineno_map", "_prologue_start")
 """Attributes that torch sets when it generates the code of a graph module."""
 
 
-@contextmanager
-def shared_origins() -> Iterator[None]:
+def shared_origins() -> AbstractContextManager[Any]:
     """Let copies of a node share the record of its origin, which torch never changes.
 
     Each pass adds a link to the chain of every node, and torch copied the whole chain each time: a seventh of the time
     of a compilation.
     """
     if hasattr(NodeSource, _COPY):
-        yield
-        return
-    with patch.object(NodeSource, _COPY, lambda source, _memo: source, create=True):
-        yield
+        return nullcontext()
+    return patch.object(NodeSource, _COPY, lambda source, _memo: source, create=True)
 
 
-@contextmanager
-def late_code() -> Iterator[None]:
+def late_code() -> AbstractContextManager[Any]:
     """Let torch generate the Python code of a graph when the code is read or called, and not after every pass.
 
     Passes interpret a graph node by node: a compilation generated code 500 times and used it 18 times. A graph without
@@ -48,8 +44,7 @@ def late_code() -> Iterator[None]:
             # Each graph module has a class of its own.
             setattr(type(module), name, _LateAttribute(name, module, generate))
 
-    with patch.object(GraphModule, "recompile", defer):
-        yield
+    return patch.object(GraphModule, "recompile", defer)
 
 
 class _LateAttribute:

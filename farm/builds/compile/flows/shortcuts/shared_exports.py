@@ -8,8 +8,7 @@ module with equal attributes, weights and outputs. A builder that traces forks f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -39,8 +38,7 @@ class _Kept(NamedTuple):
 _last: list[_Kept] = []
 
 
-@contextmanager
-def shared_exports() -> Iterator[None]:
+def shared_exports() -> AbstractContextManager[Any]:
     """Let a lowering take the export of the lowering before it if both have the same case and module."""
     export = Lowering.export
 
@@ -58,8 +56,7 @@ def shared_exports() -> Iterator[None]:
         _last[:] = [_Kept(facts, exported, _tensors_of(exported))]
         return exported
 
-    with patch.object(Lowering, "export", export_or_share):
-        yield
+    return patch.object(Lowering, "export", export_or_share)
 
 
 def _may_share(lowering: Lowering) -> bool:
