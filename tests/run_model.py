@@ -23,8 +23,8 @@ from farm.dispatch.device_process import DeviceLoop, Parts, Worker
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.local_jobs import LocalJobs
+from farm.dispatch.messages import FromDevice, ProcessEnded, ToDevice
 from farm.dispatch.pool.device_pool import DevicePool
-from farm.dispatch.process_link import FromDevice, ProcessEnded, ToDevice
 from farm.dispatch.request.request import RunPlan
 from farm.dispatch.run.run import LocalRecords
 from farm.policy.situation import Lease

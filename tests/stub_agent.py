@@ -27,20 +27,8 @@ from farm.base.config.settings import LeaseConfig, load_config
 from farm.base.errors import FarmError
 from farm.base.log_setup import RecordHandler, begin_logging
 from farm.devices.device import Device
+from farm.dispatch import messages
 from farm.dispatch.cluster.agent.host_agent import HostAgent
-from farm.dispatch.process_link import (
-    Abort,
-    ApplyGrant,
-    Begin,
-    End,
-    FromDevice,
-    Grant,
-    JobEnded,
-    JobReturned,
-    ProcessEnded,
-    RunJob,
-    ToDevice,
-)
 from farm.dispatch.request.request import read_plan
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import PlannedJob
@@ -52,29 +40,29 @@ class StubProcess:
     def __init__(self, evidence: Path, device: Device) -> None:
         self._device = device
         self._evidence = Evidence(evidence, device.id)
-        self._queue: SimpleQueue[ToDevice] = SimpleQueue()
-        self._grant = Grant(go=False)
+        self._queue: SimpleQueue[messages.ToDevice] = SimpleQueue()
+        self._grant = messages.Grant(go=False)
         self._broken = threading.Event()
         self._holds_back = False
         self._run_id = ""
         self._dead = False
         self._thread = threading.Thread(target=self._work, name=f"process of {device.serial}", daemon=True)
 
-    def start(self, answer: Callable[[FromDevice], None]) -> None:
+    def start(self, answer: Callable[[messages.FromDevice], None]) -> None:
         """Begin."""
         self._answer = answer
         self._thread.start()
 
-    def send(self, *messages: ToDevice) -> None:
+    def send(self, *sent: messages.ToDevice) -> None:
         """Take messages, as farm/dispatch/device_process.py does."""
-        for message in messages:
-            if isinstance(message, Grant):
+        for message in sent:
+            if isinstance(message, messages.Grant):
                 self._grant, self._holds_back = message, False
-            elif isinstance(message, Abort):
+            elif isinstance(message, messages.Abort):
                 self._broken.set()
             else:
-                if isinstance(message, End):
-                    self._grant, self._holds_back = Grant(go=False), True
+                if isinstance(message, messages.End):
+                    self._grant, self._holds_back = messages.Grant(go=False), True
                     self._broken.set()
                 self._queue.put(message)
 
@@ -85,30 +73,30 @@ class StubProcess:
 
     def close(self) -> None:
         """End."""
-        self.send(End())
+        self.send(messages.End())
         self._thread.join()
 
     def kill(self) -> None:
         """End the process with the exit code of a kill."""
         self._dead = True
         self.close()
-        self._answer(ProcessEnded("killed"))
+        self._answer(messages.ProcessEnded("killed"))
 
     def _work(self) -> None:
-        while not isinstance(message := self._queue.get(), End):
-            if isinstance(message, Begin):
+        while not isinstance(message := self._queue.get(), messages.End):
+            if isinstance(message, messages.Begin):
                 self._run_id = read_plan(Path(message.plan)).run_id
                 self._broken.clear()
-            elif isinstance(message, ApplyGrant):
-                self._answer(JobReturned(off=True))
-            elif isinstance(message, RunJob) and not self._dead:
+            elif isinstance(message, messages.ApplyGrant):
+                self._answer(messages.JobReturned(off=True))
+            elif isinstance(message, messages.RunJob) and not self._dead:
                 self._answer(self._run(message))
         self._evidence.close()
 
-    def _run(self, message: RunJob) -> FromDevice:
+    def _run(self, message: messages.RunJob) -> messages.FromDevice:
         if self._holds_back or not self._grant.go or self._grant.is_over:
             self._holds_back = True
-            return JobReturned(off=True, number=message.number)
+            return messages.JobReturned(off=True, number=message.number)
         planned: PlannedJob = message.planned
         _, milliseconds = words_of(planned.job.case).split()
         began_s, began_ms = time.monotonic(), time.time_ns() // 1_000_000
@@ -116,12 +104,12 @@ class StubProcess:
             broken = self._broken.wait(int(milliseconds) / 1000)
         if broken:
             self._holds_back = True
-            return JobReturned(off=True, number=message.number)
+            return messages.JobReturned(off=True, number=message.number)
         attempt = Attempt(
             planned.job.id, Verdict.PASSED, Stage.DONE, "", device=self._device.serial, started_ms=began_ms,
             seconds=time.monotonic() - began_s, bundle_key=planned.key,
         )  # fmt: skip
-        return JobEnded((attempt,), number=message.number)
+        return messages.JobEnded((attempt,), number=message.number)
 
 
 def devices_of(plan: HostPlan) -> list[Device]:

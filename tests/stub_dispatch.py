@@ -16,22 +16,10 @@ from waiting import all_the_time, until
 
 from farm.base.errors import FarmError
 from farm.devices.device import Device, HealthEvent
+from farm.dispatch import messages
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.pool.device_pool import DevicePool
-from farm.dispatch.process_link import (
-    Abort,
-    ApplyGrant,
-    Begin,
-    FromDevice,
-    Grant,
-    JobBegun,
-    JobEnded,
-    JobReturned,
-    ProcessEnded,
-    RunJob,
-    ToDevice,
-)
 from farm.dispatch.request.request import RunPlan
 from farm.policy.retries import tried
 from farm.policy.situation import Lease
@@ -64,22 +52,22 @@ class StubProcess:
 
     def __init__(self, bench: Bench, device: Device) -> None:
         self.bench, self.device, self.is_alive = bench, device, True
-        self.grant = Grant(go=False)
-        self.running: RunJob | None = None
+        self.grant = messages.Grant(go=False)
+        self.running: messages.RunJob | None = None
         self.has_session = False
         """A run has left something on the device."""
-        self._queue: deque[ToDevice] = deque()
+        self._queue: deque[messages.ToDevice] = deque()
         self._returns_all = self._is_aborted = False
-        self._answer: Callable[[FromDevice], None] = lambda _: None
+        self._answer: Callable[[messages.FromDevice], None] = lambda _: None
 
-    def start(self, answer: Callable[[FromDevice], None]) -> None:
+    def start(self, answer: Callable[[messages.FromDevice], None]) -> None:
         self._answer = answer
 
-    def send(self, *messages: ToDevice) -> None:
-        for message in messages if self.is_alive else ():
-            if isinstance(message, Grant):
+    def send(self, *sent: messages.ToDevice) -> None:
+        for message in sent if self.is_alive else ():
+            if isinstance(message, messages.Grant):
                 self.grant, self._returns_all = message, False
-            elif isinstance(message, Abort):
+            elif isinstance(message, messages.Abort):
                 self._is_aborted = True
             else:
                 self._queue.append(message)
@@ -98,7 +86,7 @@ class StubProcess:
         """Exit."""
         if self.is_alive:
             self.is_alive = self.has_session = False
-            self._answer(ProcessEnded(reason))
+            self._answer(messages.ProcessEnded(reason))
 
     @property
     def may_go(self) -> bool:
@@ -110,29 +98,31 @@ class StubProcess:
             return False
         if self.running is not None:
             run, self.running = self.running, None
-            broken = JobReturned(off=True, number=run.number)
+            broken = messages.JobReturned(off=True, number=run.number)
             answer = broken if self._is_aborted else self.bench.act(self, run)
             if answer is not None and self.is_alive:
                 self._tell(answer)
             return True
-        if not self._queue or (isinstance(self._queue[0], RunJob) and self._queue[0].more and len(self._queue) == 1):
+        if not self._queue or (
+            isinstance(self._queue[0], messages.RunJob) and self._queue[0].more and len(self._queue) == 1
+        ):
             return False
         message = self._queue.popleft()
-        if isinstance(message, RunJob):
+        if isinstance(message, messages.RunJob):
             if self._returns_all or not self.may_go:
-                self._tell(JobReturned(off=True, number=message.number))
+                self._tell(messages.JobReturned(off=True, number=message.number))
             else:
                 self.running = message
-                self._tell(JobBegun(message.number))
+                self._tell(messages.JobBegun(message.number))
                 self.bench.ran.append((self.device.serial, message.planned.job.case.name))
-        elif isinstance(message, ApplyGrant):
+        elif isinstance(message, messages.ApplyGrant):
             self._tell(self.bench.settle(self))
-        elif isinstance(message, Begin):
+        elif isinstance(message, messages.Begin):
             self._is_aborted, self.has_session = False, True
         return True
 
-    def _tell(self, answer: FromDevice) -> None:
-        if isinstance(answer, JobReturned):
+    def _tell(self, answer: messages.FromDevice) -> None:
+        if isinstance(answer, messages.JobReturned):
             self._returns_all = True
             self.has_session = self.has_session and not answer.off
         self._answer(answer)
@@ -199,7 +189,7 @@ class Bench:
         """Device and job, in the order in which jobs began."""
         self.acts: dict[str, Any] = {}
         """Act by name of a job, for all its attempts; other jobs pass."""
-        self.settles: dict[str, list[JobReturned]] = {}
+        self.settles: dict[str, list[messages.JobReturned]] = {}
         """Next answers to ApplyGrant where the device is to be recovered, by serial; others are recovered at once."""
         self.timers: list[Callable[[], None]] = []
         self._actions: deque[Callable[[], None]] = deque()
@@ -296,16 +286,16 @@ class Bench:
 
     # Scripts.
 
-    def act(self, process: StubProcess, run: RunJob) -> FromDevice | None:
+    def act(self, process: StubProcess, run: messages.RunJob) -> messages.FromDevice | None:
         act: Any = self.acts.get(run.planned.job.case.name, passes)
-        answer: FromDevice | None = act(process, run)
+        answer: messages.FromDevice | None = act(process, run)
         return answer
 
-    def settle(self, process: StubProcess) -> JobReturned:
+    def settle(self, process: StubProcess) -> messages.JobReturned:
         if not process.grant.recover:
-            return JobReturned(off=True)
+            return messages.JobReturned(off=True)
         answers = self.settles.get(process.device.serial)
-        return answers.pop(0) if answers else JobReturned(recovered=True)
+        return answers.pop(0) if answers else messages.JobReturned(recovered=True)
 
     # Results.
 
@@ -329,7 +319,7 @@ class Bench:
         return sorted(map(name_of, self.jobs.abandoned))
 
 
-def attempt_of(process: StubProcess, run: RunJob, verdict: Verdict, cause: Cause = Cause.NONE) -> Attempt:
+def attempt_of(process: StubProcess, run: messages.RunJob, verdict: Verdict, cause: Cause = Cause.NONE) -> Attempt:
     bench = process.bench
     return Attempt(
         run.planned.job.id, verdict, Stage.DONE, "", device=process.device.serial, cause=cause,
@@ -337,32 +327,32 @@ def attempt_of(process: StubProcess, run: RunJob, verdict: Verdict, cause: Cause
     )  # fmt: skip
 
 
-def passes(process: StubProcess, run: RunJob) -> FromDevice:
+def passes(process: StubProcess, run: messages.RunJob) -> messages.FromDevice:
     outvoted = tuple(one.device for one in run.planned.history)
-    return JobEnded((attempt_of(process, run, Verdict.PASSED),), outvoted=outvoted, number=run.number)
+    return messages.JobEnded((attempt_of(process, run, Verdict.PASSED),), outvoted=outvoted, number=run.number)
 
 
-def fails(process: StubProcess, run: RunJob) -> FromDevice:
+def fails(process: StubProcess, run: messages.RunJob) -> messages.FromDevice:
     """End as failed for good."""
-    return JobEnded((attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS),), number=run.number)
+    return messages.JobEnded((attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS),), number=run.number)
 
 
 def returned(**facts: Any) -> Any:
     """Return an Act that gives the job back."""
-    return lambda _, run: JobReturned(**facts, number=run.number)
+    return lambda _, run: messages.JobReturned(**facts, number=run.number)
 
 
 unfit, given_up = returned(unfit="its health check fails"), returned(given_up="it does not answer")
 
 
-def fails_here(process: StubProcess, run: RunJob) -> FromDevice:
+def fails_here(process: StubProcess, run: messages.RunJob) -> messages.FromDevice:
     """End as failed, for another device to try."""
     attempt = attempt_of(process, run, Verdict.FAILED, Cause.NUMERICS)
     last = msgspec.structs.replace(tried(attempt), device=process.device.id)
-    return JobEnded((attempt,), repeat=(*run.planned.history, last), number=run.number)
+    return messages.JobEnded((attempt,), repeat=(*run.planned.history, last), number=run.number)
 
 
-def fails_while_others(process: StubProcess, run: RunJob) -> FromDevice:
+def fails_while_others(process: StubProcess, run: messages.RunJob) -> messages.FromDevice:
     """End as failed; another device tries next if the grant names one without a try."""
     others = set(process.grant.others) - {one.device for one in run.planned.history}
     return fails_here(process, run) if others else fails(process, run)
@@ -379,7 +369,7 @@ def once(act: Any) -> Any:
     return lambda process, run: (acts.pop() if acts else passes)(process, run)
 
 
-def exits(process: StubProcess, run: RunJob) -> FromDevice | None:
+def exits(process: StubProcess, run: messages.RunJob) -> messages.FromDevice | None:
     del run
     process.end("signal 11")
     return None

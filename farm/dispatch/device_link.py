@@ -14,18 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.errors import FarmError
 from farm.base.text import bounded_log, reason_line
-from farm.dispatch.process_link import (
-    GRANT_APPLIED,
-    ApplyGrant,
-    Begin,
-    ForkedProcess,
-    FromDevice,
-    Grant,
-    JobReturned,
-    ProcessEnded,
-    RunJob,
-    ToDevice,
-)
+from farm.dispatch import messages
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 
 if TYPE_CHECKING:
@@ -172,7 +161,7 @@ class Feed:
         self._begun: tuple[str, int] | None = None
         self._must_begin = False
         """The files of the begun run are removed."""
-        self._sent: Grant | None = None
+        self._sent: messages.Grant | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -194,40 +183,40 @@ class Feed:
             self._sent = newest
             self._link.send(newest)
 
-    def revoked(self, *, aborted: bool) -> Grant:
+    def revoked(self, *, aborted: bool) -> messages.Grant:
         """Return the message that ends the use of the device; a run that is `aborted` begins anew the next time."""
         self._sent = None
         if aborted:
             self._begun = None
-        return Grant(go=False)
+        return messages.Grant(go=False)
 
-    def recovering_again(self, fence: int) -> list[ToDevice]:
+    def recovering_again(self, fence: int) -> list[messages.ToDevice]:
         """Return the messages that let a new process recover the device."""
         if self.plan is None:
             return []
         self._begun = self.plan.run_id, fence
         self._sent = self._newest(fence, recover=True, go=False)
-        return [self._sent, Begin(str(self.plan.path), self._number)]
+        return [self._sent, messages.Begin(str(self.plan.path), self._number)]
 
     def feed(self) -> None:
         """Send as many jobs as the device process has room for."""
-        messages: list[ToDevice] = []
-        runs: list[RunJob] = []
+        sent: list[messages.ToDevice] = []
+        runs: list[messages.RunJob] = []
         while (shard := self._assigned.next_shard()) is not None and shard.prepared is not None:
             if self._begun != shard.begun_as or self._must_begin:
                 if self._assigned.jobs:
                     # A shard of another run, or under another lease, begins after all jobs before it.
                     break
-                messages += self._beginning(shard, shard.prepared.plan, shard.prepared.number)
+                sent += self._beginning(shard, shard.prepared.plan, shard.prepared.number)
             number, job = self._assigned.send(shard)
-            runs.append(RunJob(number, job, more=True))
+            runs.append(messages.RunJob(number, job, more=True))
         if runs:
             if (newest := self._newest(self._assigned.shards[0].held.lease.fence)) != self._sent:
                 # Between two shards a grant names no other devices, and this job needs their names.
                 self._sent = newest
-                messages.append(newest)
+                sent.append(newest)
             last = runs.pop()
-            self._link.send(*messages, *runs, RunJob(last.number, last.planned))
+            self._link.send(*sent, *runs, messages.RunJob(last.number, last.planned))
 
     def is_silent(self, now: float) -> bool:
         """Return whether the process has given no sign of life for too long; `now` is monotonic time."""
@@ -239,7 +228,7 @@ class Feed:
             signs.append(now - max(0.0, time.time() - changed))
         return now > max(signs) + self.plan.most_silence_s
 
-    def _beginning(self, shard: AssignedShard, plan: RunPlan, number: int) -> list[ToDevice]:
+    def _beginning(self, shard: AssignedShard, plan: RunPlan, number: int) -> list[messages.ToDevice]:
         """Return the messages that begin the run of a shard, under its lease."""
         is_of_run = self._begun is not None and self._begun[0] == shard.held.run_id and not self._must_begin
         self._begun, self.plan, self._number, self._must_begin = shard.begun_as, plan, number, False
@@ -247,11 +236,11 @@ class Feed:
             # The count belongs to the worker that begins.
             self.outvoted = 0
         self._sent = self._newest(shard.held.lease.fence)
-        return [self._sent] if is_of_run else [self._sent, Begin(str(plan.path), number)]
+        return [self._sent] if is_of_run else [self._sent, messages.Begin(str(plan.path), number)]
 
-    def _newest(self, fence: int | None, *, recover: bool = False, go: bool = True) -> Grant:
+    def _newest(self, fence: int | None, *, recover: bool = False, go: bool = True) -> messages.Grant:
         shard = self._assigned.shards[0] if self._assigned.shards else None
-        return Grant(
+        return messages.Grant(
             go=go and fence is not None,
             fence=(shard.held.lease.fence if shard is not None else fence) or 0,
             until_s=self.until_s,
@@ -264,10 +253,12 @@ class Feed:
 class DeviceLink:
     """Belongs to the decision thread, but for `close`."""
 
-    def __init__(self, device: Device, dispatcher: Dispatcher, on_message: Callable[[FromDevice], None]) -> None:
+    def __init__(
+        self, device: Device, dispatcher: Dispatcher, on_message: Callable[[messages.FromDevice], None]
+    ) -> None:
         """`on_message` gets the messages of the present process, in the decision thread."""
         self._device, self._dispatcher, self._on_message = device, dispatcher, on_message
-        self._process: ForkedProcess | None = None
+        self._process: messages.ForkedProcess | None = None
         self._generation = 0
         """Number of the process: messages of an earlier process are dropped."""
         self._grants_unanswered = 0
@@ -296,22 +287,22 @@ class DeviceLink:
             process.start(lambda message: self._dispatcher.post(lambda: self._take(generation, message)))
         except FarmError as error:
             reason = str(error)
-            self._dispatcher.post(lambda: self._take(generation, ProcessEnded(reason)))
+            self._dispatcher.post(lambda: self._take(generation, messages.ProcessEnded(reason)))
             return
         self._process, self._grants_unanswered = process, 0
         self.sign_s = time.monotonic()
 
-    def send(self, *messages: ToDevice) -> None:
+    def send(self, *sent: messages.ToDevice) -> None:
         """Send messages, to a new process if there is none."""
         self.start()
         if self._process is not None:
-            self._process.send(*messages)
+            self._process.send(*sent)
 
-    def apply_grant(self, *messages: ToDevice) -> None:
-        """Send `messages` and an ApplyGrant; only the answer to the last ApplyGrant is passed on."""
+    def apply_grant(self, *sent: messages.ToDevice) -> None:
+        """Send `sent` and an ApplyGrant; only the answer to the last ApplyGrant is passed on."""
         self.start()
         self._grants_unanswered += 1
-        self.send(*messages, ApplyGrant())
+        self.send(*sent, messages.ApplyGrant())
 
     def kill(self) -> None:
         """Kill the process; its end is heard."""
@@ -325,13 +316,13 @@ class DeviceLink:
         if process is not None:
             process.close()
 
-    def _take(self, generation: int, message: FromDevice) -> None:
+    def _take(self, generation: int, message: messages.FromDevice) -> None:
         if generation != self._generation:
             return
         self.sign_s = time.monotonic()
-        if isinstance(message, ProcessEnded):
+        if isinstance(message, messages.ProcessEnded):
             self._process, self._grants_unanswered = None, 0
-        elif isinstance(message, JobReturned) and message.number == GRANT_APPLIED:
+        elif isinstance(message, messages.JobReturned) and message.number == messages.GRANT_APPLIED:
             self._grants_unanswered -= 1
             if self._grants_unanswered > 0:
                 return

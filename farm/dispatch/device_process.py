@@ -20,25 +20,8 @@ import msgspec
 from farm.base.errors import LocalError
 from farm.base.toml_tables import prepare_decoders
 from farm.devices.device import HealthEvent
+from farm.dispatch import messages
 from farm.dispatch.device_run.device_worker import DeviceWorker, Executor
-from farm.dispatch.process_link import (
-    GRANT_APPLIED,
-    Abort,
-    ApplyGrant,
-    Begin,
-    DeviceEvent,
-    End,
-    Frames,
-    FromDevice,
-    Grant,
-    JobBegun,
-    JobBroken,
-    JobEnded,
-    JobReturned,
-    RunJob,
-    ToDevice,
-    frame,
-)
 from farm.dispatch.request.request import RunPlan, read_plan
 from farm.policy.retries import Tried, as_recorded, classify, is_open, needs_health_check, tried, unfit, with_names
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
@@ -65,7 +48,7 @@ class Worker:
         self,
         plan: RunPlan,
         number: int,
-        grant: Callable[[], Grant],
+        grant: Callable[[], messages.Grant],
         *,
         record_health: Callable[[HealthEvent], None],
         is_orphan: Callable[[], bool],
@@ -88,12 +71,12 @@ class Worker:
             self._device_worker, self._executor = device_worker, Executor(plan, device_worker)
         else:
             self._device_worker, self._executor = parts(plan, number, self._must_leave)
-        self._grant = Grant(go=False)
+        self._grant = messages.Grant(go=False)
         if self._may_begin():
             # The session opens while the first job is on its way.
             self._device_worker.begin()
 
-    def run(self, planned: PlannedJob, following: PlannedJob | None = None) -> JobEnded | JobReturned:
+    def run(self, planned: PlannedJob, following: PlannedJob | None = None) -> messages.JobEnded | messages.JobReturned:
         """Run one job that other devices may have tried. `following` is staged meanwhile.
 
         A job under which the adb server ends runs again, here, once the health check passes.
@@ -111,15 +94,15 @@ class Worker:
             except LocalError as error:
                 attempt = Attempt(planned.job.id, Verdict.INFRA, Stage.EXECUTE, str(error), cause=Cause(error.cause))
                 if not error.is_general:
-                    return JobEnded((attempt,))
+                    return messages.JobEnded((attempt,))
                 if not self._has_recovered():
-                    return JobReturned(halt=str(error))
+                    return messages.JobReturned(halt=str(error))
 
-    def _get_ready(self, planned: PlannedJob, *, may_go: bool) -> JobReturned | None:
+    def _get_ready(self, planned: PlannedJob, *, may_go: bool) -> messages.JobReturned | None:
         """Wait until a job can begin; return the reason if it cannot begin here and now."""
         if not may_go:
             # A device is recovered when no job waits for that.
-            return JobReturned() if self._grant.recover and not self._is_orphan() else self._left_device()
+            return messages.JobReturned() if self._grant.recover and not self._is_orphan() else self._left_device()
         self._device_worker.await_health_check()
         if not self._plan.await_build(planned, self._must_leave):
             return self._left_device()
@@ -129,9 +112,9 @@ class Worker:
         if not problem:
             return None
         self._executor.forget()
-        return self._given_up(problem) if self._device_worker.given_up else JobReturned(unfit=problem)
+        return self._given_up(problem) if self._device_worker.given_up else messages.JobReturned(unfit=problem)
 
-    def apply_grant(self) -> JobReturned | None:
+    def apply_grant(self) -> messages.JobReturned | None:
         """Recover the device or leave it, as the grant has it; return None if jobs may begin."""
         if self._may_begin():
             return None
@@ -143,13 +126,13 @@ class Worker:
                 break
             except (LocalError, OSError) as error:
                 if not self._has_recovered():
-                    return JobReturned(halt=str(error))
+                    return messages.JobReturned(halt=str(error))
                 if self._must_leave():
                     return self._left_device()
         self._local_trouble_s = None
         if self._must_leave():
             return self._left_device()
-        return self._given_up(problem) if problem else JobReturned(recovered=True)
+        return self._given_up(problem) if problem else messages.JobReturned(recovered=True)
 
     def abort(self) -> None:
         """End the running job with an error. Any thread may call it."""
@@ -170,13 +153,13 @@ class Worker:
         self._grant = grant
         return self._holds(grant)
 
-    def _read_grant(self) -> Grant:
+    def _read_grant(self) -> messages.Grant:
         """Return the newest grant, and show the dispatcher that this process goes on."""
         with contextlib.suppress(OSError):
             os.utime(self._plan.workers / str(self._number))
         return self._newest()
 
-    def _holds(self, grant: Grant) -> bool:
+    def _holds(self, grant: messages.Grant) -> bool:
         return grant.go and not grant.is_over and not self._is_orphan()
 
     def _may_go_on(self) -> bool:
@@ -187,19 +170,19 @@ class Worker:
         grant = self._read_grant()
         return grant.is_over or not (grant.go or grant.recover) or self._is_orphan()
 
-    def _left_device(self) -> JobReturned:
+    def _left_device(self) -> messages.JobReturned:
         self._leave()
-        return JobReturned(off=True)
+        return messages.JobReturned(off=True)
 
-    def _given_up(self, problem: str) -> JobReturned:
+    def _given_up(self, problem: str) -> messages.JobReturned:
         self._leave()
-        return JobReturned(given_up=problem)
+        return messages.JobReturned(given_up=problem)
 
     def _leave(self) -> None:
         self._executor.forget()
         self._device_worker.end_session()
 
-    def _run(self, planned: PlannedJob, following: PlannedJob | None) -> JobEnded | None:
+    def _run(self, planned: PlannedJob, following: PlannedJob | None) -> messages.JobEnded | None:
         """Run a job and return its outcome; None if the adb server ended meanwhile."""
         attempts, artifacts = self._executor.run(planned, following, self._may_go_on)
         last = attempts[-1]
@@ -223,12 +206,12 @@ class Worker:
                 return True
         return False
 
-    def _classified(self, planned: PlannedJob, last: Attempt) -> JobEnded:
+    def _classified(self, planned: PlannedJob, last: Attempt) -> messages.JobEnded:
         """Return the attempt with a verdict that takes in every device that tried the job."""
         if last.verdict is Verdict.SKIPPED:
-            return JobEnded((last,), avoid=self._virtual_devices())
+            return messages.JobEnded((last,), avoid=self._virtual_devices())
         if not last.device:
-            return JobEnded((last,))
+            return messages.JobEnded((last,))
         failed_before = planned.failed_before or bool(last.known_issue)
         if needs_health_check(last, failed_before=failed_before):
             self._executor.finish()
@@ -244,7 +227,7 @@ class Worker:
         outvoted = [one for one in self._history if is_open(one.cause)] if is_outvote else []
         self._device_worker.outvote(outvoted)
         self._device_worker.ended(settled)
-        return JobEnded(
+        return messages.JobEnded(
             (settled,),
             repeat=self._shared(history, again=decision.again) if decision.repeat or decision.again else (),
             outvoted=tuple(one.device for one in outvoted),
@@ -281,13 +264,13 @@ _READ_BYTES = 1 << 16
 class DeviceLoop:
     """Messages of a device process, from the first to the last."""
 
-    def __init__(self, send: Callable[[FromDevice], None], make: Callable[..., Worker] = Worker) -> None:
+    def __init__(self, send: Callable[[messages.FromDevice], None], make: Callable[..., Worker] = Worker) -> None:
         """`send` sends a message to the dispatcher; `make` returns a worker, with the arguments of `Worker`."""
         self._send, self._make = send, make
-        self._queue: SimpleQueue[ToDevice] = SimpleQueue()
-        self._after: ToDevice | None = None
+        self._queue: SimpleQueue[messages.ToDevice] = SimpleQueue()
+        self._after: messages.ToDevice | None = None
         """Message behind the running job, which was looked at to stage its bundle."""
-        self._grant = Grant(go=False)
+        self._grant = messages.Grant(go=False)
         self._returns_all = False
         """Each job is returned until the next grant."""
         self._aborted = self._is_orphan = False
@@ -297,14 +280,14 @@ class DeviceLoop:
         self._plan: RunPlan | None = None
         self._number = 0
 
-    def take(self, message: ToDevice) -> None:
+    def take(self, message: messages.ToDevice) -> None:
         """Take a message. Called in another thread than `run`."""
-        if isinstance(message, Grant):
+        if isinstance(message, messages.Grant):
             self._grant, self._returns_all = message, False
-        elif isinstance(message, Abort):
+        elif isinstance(message, messages.Abort):
             self._abort()
-        elif isinstance(message, End):
-            self._grant, self._returns_all = Grant(go=False), True
+        elif isinstance(message, messages.End):
+            self._grant, self._returns_all = messages.Grant(go=False), True
             self._abort()
             self._queue.put(message)
         else:
@@ -313,7 +296,7 @@ class DeviceLoop:
     def dispatcher_exited(self) -> None:
         """End everything: the dispatcher has exited."""
         self._is_orphan = True
-        self.take(End())
+        self.take(messages.End())
 
     def run(self) -> None:
         """Handle messages until End."""
@@ -332,21 +315,21 @@ class DeviceLoop:
         """Wait for a message and handle it; return False for End."""
         message = self._after or self._queue.get()
         self._after = None
-        if isinstance(message, RunJob):
+        if isinstance(message, messages.RunJob):
             self._after = self._queue.get() if message.more or not self._queue.empty() else None
-            self._run(message, self._after if isinstance(self._after, RunJob) else None)
-        elif isinstance(message, ApplyGrant):
+            self._run(message, self._after if isinstance(self._after, messages.RunJob) else None)
+        elif isinstance(message, messages.ApplyGrant):
             self._apply_grant()
-        elif isinstance(message, Begin):
+        elif isinstance(message, messages.Begin):
             self._begin(message)
-        return not isinstance(message, End)
+        return not isinstance(message, messages.End)
 
     def _abort(self) -> None:
         self._aborted = True
         if (worker := self._worker) is not None:
             worker.abort()
 
-    def _begin(self, message: Begin) -> None:
+    def _begin(self, message: messages.Begin) -> None:
         self._close_worker()
         self._plan, self._number = read_plan(Path(message.plan)), message.number
         self._aborted = False
@@ -371,7 +354,7 @@ class DeviceLoop:
     def _record_health(self, event: HealthEvent) -> None:
         # The end of a job that the dispatcher broke off is no event of the device.
         if not self._aborted:
-            self._send(DeviceEvent(event))
+            self._send(messages.DeviceEvent(event))
 
     def _close_worker(self) -> None:
         worker, self._worker = self._worker, None
@@ -380,18 +363,18 @@ class DeviceLoop:
             # A worker that closes ignores SIGTERM, and others follow here.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-    def _run(self, message: RunJob, following: RunJob | None) -> None:
+    def _run(self, message: messages.RunJob, following: messages.RunJob | None) -> None:
         if self._returns_all or self._plan is None:
-            self._send(JobReturned(off=True, number=message.number))
+            self._send(messages.JobReturned(off=True, number=message.number))
             return
-        self._send(JobBegun(message.number))
+        self._send(messages.JobBegun(message.number))
         try:
             worker = self._begun(self._plan)
             done = worker.run(message.planned, following.planned if following else None)
         except Exception:  # noqa: BLE001 - other jobs may have a result
-            self._send(JobBroken(message.number, traceback.format_exc()))
+            self._send(messages.JobBroken(message.number, traceback.format_exc()))
             return
-        if self._aborted or isinstance(done, JobReturned):
+        if self._aborted or isinstance(done, messages.JobReturned):
             self._returns_all = True
             if self._aborted:
                 self._close_worker()
@@ -404,19 +387,19 @@ class DeviceLoop:
             # A session that was broken off cannot run another job.
             self._close_worker()
         if self._worker is None:
-            returned: JobReturned | None = None
+            returned: messages.JobReturned | None = None
             if self._grant.recover and self._plan is not None:
                 returned = self._begun(self._plan).apply_grant()
         else:
             returned = self._worker.apply_grant()
         self._returns_all = True
-        self._send(_returned(GRANT_APPLIED, returned))
+        self._send(_returned(messages.GRANT_APPLIED, returned))
 
 
-def _returned(number: int, done: JobEnded | JobReturned | None) -> JobReturned:
+def _returned(number: int, done: messages.JobEnded | messages.JobReturned | None) -> messages.JobReturned:
     """Return the answer about a job that the worker returned, or dropped; without another fault the device is left."""
-    if not isinstance(done, JobReturned):
-        return JobReturned(off=True, number=number)
+    if not isinstance(done, messages.JobReturned):
+        return messages.JobReturned(off=True, number=number)
     has_fault = done.unfit or done.recovered or done.given_up or done.halt
     return msgspec.structs.replace(done, off=done.off or not has_fault, number=number)
 
@@ -429,8 +412,8 @@ def serve(stdin: int, stdout: int) -> None:
     # Several threads answer: running and staging.
     lock = threading.Lock()
 
-    def send(message: FromDevice) -> None:
-        data = frame(message)
+    def send(message: messages.FromDevice) -> None:
+        data = messages.frame(message)
         with lock, contextlib.suppress(BrokenPipeError):
             while data:
                 data = data[os.write(stdout, data) :]
@@ -442,7 +425,7 @@ def serve(stdin: int, stdout: int) -> None:
 
 
 def _listen(stdin: int, loop: DeviceLoop) -> None:
-    frames: Any = Frames(ToDevice)
+    frames: Any = messages.Frames(messages.ToDevice)
     try:
         while data := os.read(stdin, _READ_BYTES):
             for message in frames.feed(data):

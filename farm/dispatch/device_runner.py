@@ -18,19 +18,8 @@ from typing import TYPE_CHECKING
 
 from farm.base.errors import FarmError, UnreadableRowError
 from farm.base.text import reason_line
+from farm.dispatch import messages
 from farm.dispatch.device_link import MOST_SHARDS, AssignedJobs, AssignedShard, DeviceLink, Feed, SentJob, own_fault
-from farm.dispatch.process_link import (
-    GRANT_APPLIED,
-    Abort,
-    DeviceEvent,
-    FromDevice,
-    JobBegun,
-    JobBroken,
-    JobEnded,
-    JobReturned,
-    ProcessEnded,
-    ToDevice,
-)
 from farm.store.cluster.records import HeldShard, ShardResult
 
 if TYPE_CHECKING:
@@ -84,7 +73,7 @@ class DeviceRunner:
         self._feeding = Feed(self._link, self._assigned, source.others)
         self._is_stalled = False
         """The process has returned every job, as the lease is over as far as it knows."""
-        self._trouble: JobReturned | None = None
+        self._trouble: messages.JobReturned | None = None
         self._why_leaving, self._is_aborted, self._leaving_since_s = "", False, 0.0
         self._must_recover = self._has_left = False
         self._exits = 0
@@ -242,27 +231,27 @@ class DeviceRunner:
         shard.ready(answer)
         self._feed()
 
-    def _on_message(self, message: FromDevice) -> None:
-        if isinstance(message, DeviceEvent):
+    def _on_message(self, message: messages.FromDevice) -> None:
+        if isinstance(message, messages.DeviceEvent):
             self._source.health(message.event)
-        elif isinstance(message, ProcessEnded):
+        elif isinstance(message, messages.ProcessEnded):
             self._exited(message.reason, message.log)
-        elif isinstance(message, JobBegun):
+        elif isinstance(message, messages.JobBegun):
             self._assigned.begun(message.number)
-        elif isinstance(message, JobEnded):
+        elif isinstance(message, messages.JobEnded):
             self._exits = 0
             self._record(self._assigned.ended(message.number), message)
             self._continue()
-        elif isinstance(message, JobBroken):
+        elif isinstance(message, messages.JobBroken):
             last = message.text.strip().rpartition("\n")[2] or "without a message"
             self._record_own_fault(message.number, f"the worker broke down over this job: {last}", message.text)
             self._continue()
-        elif message.number == GRANT_APPLIED:
+        elif message.number == messages.GRANT_APPLIED:
             self._grant_applied(message)
         else:
             self._job_returned(message)
 
-    def _record(self, done: SentJob, ended: JobEnded) -> None:
+    def _record(self, done: SentJob, ended: messages.JobEnded) -> None:
         held, job_id = done.shard.held, done.job.job.id
         fields = {"run": held.run_id, "job": job_id, "device": self.device.called}
         logger.debug("%s on %s: %s", job_id, self.device.called, ended.attempts[-1].verdict, extra=fields)
@@ -277,10 +266,13 @@ class DeviceRunner:
         """Record a job that farm itself failed to run."""
         done = self._assigned.ended(number)
         self._record(
-            done, JobEnded((own_fault(done.job.job.id, done.job.key, self.device.serial, reason, log),), number=number)
+            done,
+            messages.JobEnded(
+                (own_fault(done.job.job.id, done.job.key, self.device.serial, reason, log),), number=number
+            ),
         )
 
-    def _job_returned(self, message: JobReturned) -> None:
+    def _job_returned(self, message: messages.JobReturned) -> None:
         self._assigned.take_back(message.number)
         if self._trouble is None and (message.unfit or message.given_up or message.halt):
             self._trouble = message
@@ -296,7 +288,7 @@ class DeviceRunner:
         else:
             self._rest(trouble.given_up or trouble.halt, halts=bool(trouble.halt))
 
-    def _grant_applied(self, message: JobReturned) -> None:
+    def _grant_applied(self, message: messages.JobReturned) -> None:
         if self.phase is Phase.LEAVING:
             self._left()
         elif self.phase is Phase.RECOVERING:
@@ -304,7 +296,7 @@ class DeviceRunner:
         else:
             self._continue()
 
-    def _recovered(self, message: JobReturned) -> None:
+    def _recovered(self, message: messages.JobReturned) -> None:
         self._must_recover = False
         if not message.recovered:
             why = message.given_up or message.halt or "it could not be brought back"
@@ -403,14 +395,14 @@ class DeviceRunner:
         if is_new and not self._feeding.has_begun:
             self._left()
             return
-        messages: list[ToDevice] = [self._feeding.revoked(aborted=aborted)]
+        sent: list[messages.ToDevice] = [self._feeding.revoked(aborted=aborted)]
         if aborted:
-            messages.append(Abort())
+            sent.append(messages.Abort())
             self._dispatcher.later(ABORT_SECONDS + 0.1, self.tick)
         if is_new:
-            self._link.apply_grant(*messages)
+            self._link.apply_grant(*sent)
         else:
-            self._link.send(*messages)
+            self._link.send(*sent)
 
     def _left(self) -> None:
         """Go on after the process has left the device."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from farm.base.errors import FarmError
     from farm.builds.compile.protocol import BuildReply
     from farm.devices.device import Device, HealthEvent
-    from farm.dispatch.process_link import ForkedProcess
+    from farm.dispatch.messages import ForkedProcess
     from farm.dispatch.request.request import RunPlan
     from farm.policy.situation import Lease
     from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult

@@ -25,24 +25,10 @@ from farm.base.machine import now_s
 from farm.base.processes import Child, Supervisor
 from farm.builds.bundles.cache import BundleCache
 from farm.devices.device import HealthEvent
+from farm.dispatch import messages
 from farm.dispatch.device_forks import PROCESS_NAME, SERVER_NAME, device_forks
 from farm.dispatch.device_process import DeviceLoop
 from farm.dispatch.device_run.health_check import health_check_job
-from farm.dispatch.process_link import (
-    GRANT_APPLIED,
-    Abort,
-    ApplyGrant,
-    Begin,
-    DeviceEvent,
-    ForkedProcess,
-    FromDevice,
-    Grant,
-    JobBegun,
-    JobEnded,
-    JobReturned,
-    ProcessEnded,
-    RunJob,
-)
 from farm.dispatch.request.request import Profile, RunPlan
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import PlannedJob
@@ -56,21 +42,21 @@ PLANNED = PlannedJob(health_check_job("SM8650", "htp"), "key", cached=True)
 class StubWorker:
     """Passes every job, and reports `event` before each."""
 
-    def __init__(self, _plan: RunPlan, _number: int, grant: Callable[[], Grant], **parts: Any) -> None:
+    def __init__(self, _plan: RunPlan, _number: int, grant: Callable[[], messages.Grant], **parts: Any) -> None:
         self._grant, self._record_health = grant, parts["record_health"]
         self.event: HealthEvent | None = None
         self.jobs = 0
 
-    def run(self, planned: PlannedJob, *_: object) -> JobEnded | JobReturned:
+    def run(self, planned: PlannedJob, *_: object) -> messages.JobEnded | messages.JobReturned:
         if not self._grant().go:
-            return JobReturned(off=True)
+            return messages.JobReturned(off=True)
         self.jobs += 1
         if self.event is not None:
             self._record_health(self.event)
-        return JobEnded((Attempt(planned.job.id, Verdict.PASSED, Stage.DONE, ""),))
+        return messages.JobEnded((Attempt(planned.job.id, Verdict.PASSED, Stage.DONE, ""),))
 
-    def apply_grant(self) -> JobReturned:
-        return JobReturned(off=True)
+    def apply_grant(self) -> messages.JobReturned:
+        return messages.JobReturned(off=True)
 
     def abort(self) -> None: ...
     def close(self) -> None: ...
@@ -85,16 +71,16 @@ class Process:
         self.loop = DeviceLoop(self.told.append, self._make)  # type: ignore[arg-type]
         plan = RunPlan("run", folder, folder, (PLANNED,), (), {}, folder)
         plan.write()
-        self.begin = Begin(str(plan.path))
+        self.begin = messages.Begin(str(plan.path))
 
     def _make(self, *arguments: Any, **parts: Any) -> StubWorker:
         self.workers.append(StubWorker(*arguments, **parts))
         return self.workers[-1]
 
-    def take(self, *messages: Any) -> list[Any]:
+    def take(self, *sent: Any) -> list[Any]:
         """Handle messages, and return the answers."""
         self.told.clear()
-        for message in messages:
+        for message in sent:
             self.loop.take(message)
         while self.loop.has_message:
             self.loop.step()
@@ -107,26 +93,26 @@ def process(tmp_path: Path) -> Process:
 
 
 def test_a_worker_counts_failures_from_shard_to_shard_of_a_run(process: Process) -> None:
-    go, stop = Grant(go=True, fence=1), Grant(go=False)
+    go, stop = messages.Grant(go=True, fence=1), messages.Grant(go=False)
     for number in range(3):
         # A shard, then the device is left, and the next shard of the run follows under another lease.
         begin = [] if number else [process.begin]
-        answers = process.take(go, *begin, RunJob(number, PLANNED))
-        assert [type(one) for one in answers] == [JobBegun, JobEnded]
-        assert process.take(stop, ApplyGrant()) == [JobReturned(off=True)]
+        answers = process.take(go, *begin, messages.RunJob(number, PLANNED))
+        assert [type(one) for one in answers] == [messages.JobBegun, messages.JobEnded]
+        assert process.take(stop, messages.ApplyGrant()) == [messages.JobReturned(off=True)]
     [worker] = process.workers
     assert worker.jobs == 3
 
 
 def test_a_broken_job_tells_no_health_event_and_the_run_begins_with_another_worker(process: Process) -> None:
-    go = Grant(go=True)
+    go = messages.Grant(go=True)
     process.take(go, process.begin)
     process.workers[0].event = HealthEvent("phone", "check_failed", "suspect", "it was broken off")
-    assert any(isinstance(one, DeviceEvent) for one in process.take(RunJob(0, PLANNED)))
-    answers = process.take(Abort(), RunJob(1, PLANNED))
-    assert not any(isinstance(one, DeviceEvent) for one in answers)
-    assert answers[-1] == JobReturned(off=True, number=1)
-    process.take(go, process.begin, RunJob(1, PLANNED))
+    assert any(isinstance(one, messages.DeviceEvent) for one in process.take(messages.RunJob(0, PLANNED)))
+    answers = process.take(messages.Abort(), messages.RunJob(1, PLANNED))
+    assert not any(isinstance(one, messages.DeviceEvent) for one in answers)
+    assert answers[-1] == messages.JobReturned(off=True, number=1)
+    process.take(go, process.begin, messages.RunJob(1, PLANNED))
     assert [worker.jobs for worker in process.workers] == [2, 1]
 
 
@@ -143,38 +129,38 @@ class Device:
             health_checks=farm.health_checks, leased=True, profile=Profile.OFF,
         )  # fmt: skip
         self.health: list[str] = []
-        self._log, self._heard = folder / "device.log", SimpleQueue[FromDevice]()
-        self.process = ForkedProcess(device_forks(supervisor), self._log)
+        self._log, self._heard = folder / "device.log", SimpleQueue[messages.FromDevice]()
+        self.process = messages.ForkedProcess(device_forks(supervisor), self._log)
         self.process.start(self._heard.put)
 
-    def begin(self, **facts: Any) -> list[RunJob]:
+    def begin(self, **facts: Any) -> list[messages.RunJob]:
         """Begin a run of the plan with `facts`, and return its jobs."""
         plan = msgspec.structs.replace(self.plan, **facts)
         plan.prepare_folder()
-        self.process.send(Begin(str(plan.path)))
-        return [RunJob(n, planned, more=n < len(plan.jobs) - 1) for n, planned in enumerate(plan.jobs)]
+        self.process.send(messages.Begin(str(plan.path)))
+        return [messages.RunJob(n, planned, more=n < len(plan.jobs) - 1) for n, planned in enumerate(plan.jobs)]
 
-    def hear(self) -> FromDevice:
+    def hear(self) -> messages.FromDevice:
         """Return the next message; events of the device's health are kept."""
         try:
             message = self._heard.get(timeout=60)
         except Empty:
             raise AssertionError(self._log.read_text()) from None
-        if isinstance(message, DeviceEvent):
+        if isinstance(message, messages.DeviceEvent):
             self.health.append(message.event.event)
         return message
 
-    def answers(self, count: int) -> list[FromDevice]:
+    def answers(self, count: int) -> list[messages.FromDevice]:
         """Return the next answers."""
-        found: list[FromDevice] = []
+        found: list[messages.FromDevice] = []
         while len(found) < count:
-            if not isinstance(message := self.hear(), DeviceEvent | JobBegun):
+            if not isinstance(message := self.hear(), messages.DeviceEvent | messages.JobBegun):
                 found.append(message)
         return found
 
 
-def lease(until_s: float) -> Grant:
-    return Grant(go=True, fence=3, until_s=until_s)
+def lease(until_s: float) -> messages.Grant:
+    return messages.Grant(go=True, fence=3, until_s=until_s)
 
 
 def test_jobs_end_one_after_the_other_and_a_broken_run_leaves_the_device(tmp_path: Path) -> None:
@@ -183,10 +169,10 @@ def test_jobs_end_one_after_the_other_and_a_broken_run_leaves_the_device(tmp_pat
         runs = device.begin()
         # Without a lease nothing begins.
         device.process.send(lease(now_s() - 1), *runs)
-        assert device.answers(3) == [JobReturned(off=True, number=number) for number in range(3)]
+        assert device.answers(3) == [messages.JobReturned(off=True, number=number) for number in range(3)]
         device.process.send(lease(now_s() + 100), *runs)
         for run, ended in zip(runs, device.answers(3), strict=True):
-            assert isinstance(ended, JobEnded), ended
+            assert isinstance(ended, messages.JobEnded), ended
             [attempt] = ended.attempts
             assert (ended.number, attempt.verdict) == (run.number, Verdict.PASSED), attempt
             assert attempt.job_id == run.planned.job.id
@@ -195,10 +181,12 @@ def test_jobs_end_one_after_the_other_and_a_broken_run_leaves_the_device(tmp_pat
         key = make_bundle(BundleCache(device.plan.cache_root), "pass 100000")
         jobs = tuple(msgspec.structs.replace(one, key=key) for one in device.plan.jobs)
         device.process.send(*device.begin(folder=tmp_path / "long", jobs=jobs))
-        while not isinstance(device.hear(), JobBegun):
+        while not isinstance(device.hear(), messages.JobBegun):
             continue
-        device.process.send(Grant(go=False), Abort(), ApplyGrant())
-        assert device.answers(4) == [JobReturned(off=True, number=number) for number in (0, 1, 2, GRANT_APPLIED)]
+        device.process.send(messages.Grant(go=False), messages.Abort(), messages.ApplyGrant())
+        assert device.answers(4) == [
+            messages.JobReturned(off=True, number=number) for number in (0, 1, 2, messages.GRANT_APPLIED)
+        ]
         assert not list((tmp_path / "devices").glob("*/data/local/tmp/farm*/**/run-*"))
         # A job that farm broke off is no event of the device.
         assert set(device.health) == {"check_passed"}
@@ -231,8 +219,8 @@ class Heard:
     """A device process and its messages."""
 
     def __init__(self, forks: ForkServer, log: Path) -> None:
-        self.messages: SimpleQueue[FromDevice] = SimpleQueue()
-        self.process = ForkedProcess(forks, log)
+        self.messages: SimpleQueue[messages.FromDevice] = SimpleQueue()
+        self.process = messages.ForkedProcess(forks, log)
         self.process.start(self.messages.put)
         self.pid = self.process.pid
         # A device process takes its name before it reads the first message.
@@ -241,7 +229,7 @@ class Heard:
     def end(self) -> str:
         """Return how it ended."""
         message = self.messages.get(timeout=60)
-        assert isinstance(message, ProcessEnded)
+        assert isinstance(message, messages.ProcessEnded)
         return message.reason
 
 
@@ -285,7 +273,7 @@ def test_a_device_process_has_its_own_session_and_pipes_and_no_access(forks: For
 
 def test_the_exit_code_and_the_last_line_of_a_device_process_are_reported(forks: ForkServer, tmp_path: Path) -> None:
     with device_process(forks, tmp_path) as one:
-        one.process.send(Begin(str(tmp_path / "no-plan")))
+        one.process.send(messages.Begin(str(tmp_path / "no-plan")))
         reason = one.end()
     assert reason.startswith("exit code 1: FileNotFoundError: ")
     assert "no-plan" in reason

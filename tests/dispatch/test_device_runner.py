@@ -12,20 +12,9 @@ from made import device, job
 
 from farm.base.errors import ArtifactsError, FarmError
 from farm.devices.device import Device
+from farm.dispatch import messages
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Prepared
-from farm.dispatch.process_link import (
-    Abort,
-    ApplyGrant,
-    Begin,
-    FromDevice,
-    Grant,
-    JobEnded,
-    JobReturned,
-    ProcessEnded,
-    RunJob,
-    ToDevice,
-)
 from farm.dispatch.request.request import RunPlan
 from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Attempt, Stage, Verdict
@@ -47,21 +36,21 @@ class StubProcess:
     """Stub that keeps its messages; its answers are up to the test."""
 
     def __init__(self) -> None:
-        self.sent: list[ToDevice] = []
+        self.sent: list[messages.ToDevice] = []
         self.is_killed = self.is_stopped = False
-        self.answer: Callable[[FromDevice], None] = lambda _: None
+        self.answer: Callable[[messages.FromDevice], None] = lambda _: None
 
-    def start(self, answer: Callable[[FromDevice], None]) -> None:
+    def start(self, answer: Callable[[messages.FromDevice], None]) -> None:
         self.answer = answer
 
-    def send(self, *messages: ToDevice) -> None:
-        self.sent += messages
+    def send(self, *sent: messages.ToDevice) -> None:
+        self.sent += sent
 
     def close(self) -> None: ...
 
     def kill(self) -> None:
         self.is_killed = True
-        self.answer(ProcessEnded("signal 9"))
+        self.answer(messages.ProcessEnded("signal 9"))
 
 
 class Bench:
@@ -143,25 +132,27 @@ class Bench:
     def claimed(self, held: HeldShard) -> None:
         self.runner.claimed(held, 1e12)
 
-    def hear(self, *answers: FromDevice) -> None:
+    def hear(self, *answers: messages.FromDevice) -> None:
         for answer in answers:
             self.processes[-1].answer(answer)
 
-    def ended(self, *runs: RunJob) -> None:
+    def ended(self, *runs: messages.RunJob) -> None:
         for run in runs:
-            self.hear(JobEnded((Attempt(run.planned.job.id, Verdict.PASSED, Stage.DONE, ""),), number=run.number))
+            self.hear(
+                messages.JobEnded((Attempt(run.planned.job.id, Verdict.PASSED, Stage.DONE, ""),), number=run.number)
+            )
 
-    def returned(self, *runs: RunJob) -> None:
+    def returned(self, *runs: messages.RunJob) -> None:
         """Let the process return jobs that it has not begun, and then leave the device."""
-        self.hear(*(JobReturned(off=True, number=run.number) for run in runs), JobReturned(off=True))
+        self.hear(*(messages.JobReturned(off=True, number=run.number) for run in runs), messages.JobReturned(off=True))
 
-    def take(self) -> list[ToDevice]:
+    def take(self) -> list[messages.ToDevice]:
         """Return the messages to the newest process since the last call."""
         taken, self.processes[-1].sent = self.processes[-1].sent, []
         return taken
 
-    def runs(self) -> list[RunJob]:
-        return [one for one in self.take() if isinstance(one, RunJob)]
+    def runs(self) -> list[messages.RunJob]:
+        return [one for one in self.take() if isinstance(one, messages.RunJob)]
 
     @property
     def recorded(self) -> list[str]:
@@ -173,21 +164,27 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def names(sent: Sequence[ToDevice]) -> list[str]:
-    return [one.planned.job.case.name for one in sent if isinstance(one, RunJob)]
+def names(sent: Sequence[messages.ToDevice]) -> list[str]:
+    return [one.planned.job.case.name for one in sent if isinstance(one, messages.RunJob)]
 
 
-def last_grant(sent: Sequence[ToDevice]) -> Any:
-    return next(one for one in reversed(sent) if isinstance(one, Grant))
+def last_grant(sent: Sequence[messages.ToDevice]) -> Any:
+    return next(one for one in reversed(sent) if isinstance(one, messages.Grant))
 
 
 def test_a_device_has_a_job_that_runs_and_two_that_follow_and_the_next_shard_is_claimed_in_time(bench: Bench) -> None:
     assert bench.requests == [None]
     bench.claimed(shard(1, "a b c d"))
     sent = bench.take()
-    assert [type(one) for one in sent] == [Grant, Begin, RunJob, RunJob, RunJob]
+    assert [type(one) for one in sent] == [
+        messages.Grant,
+        messages.Begin,
+        messages.RunJob,
+        messages.RunJob,
+        messages.RunJob,
+    ]
     assert last_grant(sent).go
-    runs = [one for one in sent if isinstance(one, RunJob)]
+    runs = [one for one in sent if isinstance(one, messages.RunJob)]
     # The first job has `more`, so that the second is staged meanwhile.
     assert [(name, one.more) for name, one in zip(names(runs), runs, strict=True)] == [
         ("a", True), ("b", True), ("c", False),
@@ -201,7 +198,7 @@ def test_a_device_has_a_job_that_runs_and_two_that_follow_and_the_next_shard_is_
     # The next shard goes on in the same session.
     bench.claimed(shard(2, "e f"))
     sent = bench.take()
-    assert [type(one) for one in sent] == [RunJob]
+    assert [type(one) for one in sent] == [messages.RunJob]
     bench.ended(*runs[1:])
     assert names([*sent, *bench.runs()]) == ["e", "f"]
     assert (bench.recorded, {one.shard for one in bench.results}, bench.released) == (["a", "b", "c", "d"], {1}, [])
@@ -212,7 +209,7 @@ def test_a_job_has_the_names_of_the_other_devices_also_after_a_time_without_a_sh
         bench.claimed(shard(number, "a", others=others))
         sent = bench.take()
         assert last_grant(sent).others == others
-        bench.ended(*(one for one in sent if isinstance(one, RunJob)))
+        bench.ended(*(one for one in sent if isinstance(one, messages.RunJob)))
         # The heartbeat comes between two shards of the run.
         bench.runner.renewed(2e12)
 
@@ -223,7 +220,7 @@ def test_another_run_begins_when_nothing_of_the_first_is_left(bench: Bench) -> N
     bench.claimed(shard(2, "b", run="another"))
     assert not bench.take()
     bench.ended(first)
-    assert [type(one) for one in bench.take()] == [Grant, Begin, RunJob]
+    assert [type(one) for one in bench.take()] == [messages.Grant, messages.Begin, messages.RunJob]
 
 
 def test_without_more_work_the_device_is_left_before_its_lease_ends_and_claimed_for_after(bench: Bench) -> None:
@@ -233,9 +230,9 @@ def test_without_more_work_the_device_is_left_before_its_lease_ends_and_claimed_
     bench.let_go(bench.timers)
     sent = bench.take()
     assert not last_grant(sent).go
-    assert (type(sent[-1]), bench.released) == (ApplyGrant, [])
+    assert (type(sent[-1]), bench.released) == (messages.ApplyGrant, [])
     # The end of the process while the lease ends changes nothing.
-    for answer in (JobReturned(off=True), ProcessEnded("signal 9")):
+    for answer in (messages.JobReturned(off=True), messages.ProcessEnded("signal 9")):
         bench.hear(answer)
         assert (bench.released, bench.runner.is_free, bench.requests) == ([1], False, [])
     bench.let_go(bench.ending)
@@ -273,12 +270,12 @@ def test_jobs_of_a_cancelled_run_or_a_lost_lease_are_broken_off(
     bench.runner.cancelled("another")
     assert not bench.take()
     stop(bench.runner)
-    assert [type(one) for one in bench.take()] == [Grant, Abort, ApplyGrant]
+    assert [type(one) for one in bench.take()] == [messages.Grant, messages.Abort, messages.ApplyGrant]
     bench.returned(*runs)
     assert (bench.results, bench.released, bench.runner.is_free) == ([], released, True)
     # The next run of the same name gets a worker of its own.
     bench.claimed(shard(2, "c"))
-    assert any(isinstance(one, Begin) for one in bench.take())
+    assert any(isinstance(one, messages.Begin) for one in bench.take())
 
 
 def test_a_process_that_does_not_break_off_is_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +288,7 @@ def test_a_process_that_does_not_break_off_is_killed(bench: Bench, monkeypatch: 
 
 def test_a_lease_that_was_over_for_the_process_goes_on_when_it_is_renewed(bench: Bench) -> None:
     bench.claimed(shard(1, "a b"))
-    bench.hear(*(JobReturned(off=True, number=run.number) for run in bench.runs()))
+    bench.hear(*(messages.JobReturned(off=True, number=run.number) for run in bench.runs()))
     assert not bench.take()
     bench.runner.renewed(2e12)
     sent = bench.take()
@@ -301,7 +298,7 @@ def test_a_lease_that_was_over_for_the_process_goes_on_when_it_is_renewed(bench:
 def test_a_device_whose_processes_keep_exiting_rests(bench: Bench) -> None:
     bench.claimed(shard(1, "a b"))
     for _ in range(5):
-        bench.hear(ProcessEnded("signal 9"))
+        bench.hear(messages.ProcessEnded("signal 9"))
     assert "exited 5 times" in bench.runner.resting
     assert (bench.released, bench.back, bench.requests) == ([1], [(1, ["a", "b"])], [])
     bench.let_go(bench.timers)
@@ -311,15 +308,15 @@ def test_a_device_whose_processes_keep_exiting_rests(bench: Bench) -> None:
 def test_an_unfit_device_is_brought_back_under_its_lease_while_others_do_its_jobs(bench: Bench) -> None:
     bench.claimed(shard(1, "a b c d"))
     first, *rest = bench.runs()
-    bench.hear(JobReturned(unfit="no answer", number=first.number))
-    bench.hear(*(JobReturned(off=True, number=run.number) for run in rest))
+    bench.hear(messages.JobReturned(unfit="no answer", number=first.number))
+    bench.hear(*(messages.JobReturned(off=True, number=run.number) for run in rest))
     assert bench.back == [(1, ["a", "b", "c", "d"])]
     for until_s in (1e12, 2e12):
         bench.runner.renewed(until_s)
         grant = last_grant(bench.take())
         assert (grant.recover, grant.go, grant.until_s) == (True, False, until_s)
     assert not bench.released
-    bench.hear(JobReturned(recovered=True))
+    bench.hear(messages.JobReturned(recovered=True))
     assert bench.requests == [lease(1)]
     bench.claimed(shard(2, "e"))
     assert names(bench.take()) == ["e"]

@@ -29,7 +29,7 @@ from stub_dispatch import (
 
 from farm.base.errors import LeaseLostError, RowRefusedError, StoreError
 from farm.devices.device import Device
-from farm.dispatch.process_link import FromDevice, JobBroken, JobEnded, JobReturned, RunJob
+from farm.dispatch.messages import FromDevice, JobBroken, JobEnded, JobReturned, RunJob
 from farm.results.attempt import Cause, Verdict
 
 A, B, C = (device(serial) for serial in "ABC")

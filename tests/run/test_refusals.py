@@ -23,8 +23,8 @@ from farm.devices.adb.server import start_adb_server
 from farm.devices.device import Device, Event, HealthEvent
 from farm.devices.virtual.boot import boot
 from farm.dispatch.device_process import Worker
+from farm.dispatch.messages import Grant, JobReturned
 from farm.dispatch.pool.fleet import AcquiredDevice
-from farm.dispatch.process_link import Grant, JobReturned
 from farm.dispatch.pytest_plugin.runner import DeviceProgram, ProgramResult, Runner
 from farm.dispatch.pytest_plugin.worker import SuiteWorker
 from farm.dispatch.request.request import Profile, RunPlan

@@ -25,8 +25,8 @@ from farm.base.socs import find_soc
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Dispatcher, ProgressListener
 from farm.dispatch.local_jobs import LocalJobs
+from farm.dispatch.messages import ForkedProcess
 from farm.dispatch.notify.channels import hide_secrets
-from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder, ResultLog
 from farm.dispatch.request.choose import device_kind_of, narrow, optrace_tools
 from farm.dispatch.request.records import exit_code_of, in_progress, require_same_conditions, require_same_runtimes

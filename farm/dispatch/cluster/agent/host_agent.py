@@ -31,9 +31,9 @@ from farm.dispatch.cluster.files import Preparer
 from farm.dispatch.cluster.nightly_starter import NightlyStarter, receivers_of
 from farm.dispatch.device_forks import device_forks
 from farm.dispatch.dispatcher import Dispatcher
+from farm.dispatch.messages import ForkedProcess
 from farm.dispatch.notify.delivery import find_receivers
 from farm.dispatch.notify.quarantine import Announcer
-from farm.dispatch.process_link import ForkedProcess
 from farm.dispatch.recorder import Recorder, ResultLog
 from farm.store.cluster.records import AgentFacts, AgentId, HeartbeatReply
 from farm.store.records import PROTOCOL
