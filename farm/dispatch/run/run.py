@@ -1,4 +1,4 @@
-"""`farm run` on this machine, from names to exit code: `run`, `_Run._execute`, `_Run._on_devices`, in order.
+"""`farm run` on this machine, from names to exit code: `run`, `_Run.execute`, `_Run._on_devices`, in order.
 
 `LocalRun` has dispatcher, device processes, result log and recorder of the jobs; `Wait` is the wait for devices.
 `farm.dispatch.run.steps` has the steps common with runs on a shared farm.
@@ -13,8 +13,8 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -323,6 +323,8 @@ class _Run(RunSteps):
     """The part of a run on this machine that leaves traces: store, run folder, processes."""
 
     _interrupts: InterruptHandler
+    _supervisor: Supervisor = field(init=False)
+    _forks: ForkServer = field(init=False)
     _given_up: frozenset[str] = frozenset()
     """SoCs of which no device came in time."""
 
@@ -331,57 +333,44 @@ class _Run(RunSteps):
     ) -> RunOutcome:
         """Run `jobs` in a new run, whose id `begun` gets, or with `run_id` in an unfinished one."""
         from farm.base.processes import Supervisor
+        from farm.builds.toolchains.selection import prepare
+        from farm.devices.virtual.boot import virtual_storage
         from farm.dispatch.device_forks import device_forks
 
         with ExitStack() as processes:
-            supervisor = processes.enter_context(Supervisor())
+            self._supervisor = processes.enter_context(Supervisor())
             # The fork server imports its modules meanwhile.
-            forks = device_forks(supervisor)
-            return self._execute(jobs, run_id, begun, processes, supervisor, forks)
-
-    def _execute(
-        self,
-        jobs: tuple[Job, ...],
-        run_id: str,
-        begun: Callable[[str], None],
-        processes: ExitStack,
-        supervisor: Supervisor,
-        forks: ForkServer,
-    ) -> RunOutcome:
-        from farm.builds.toolchains.selection import prepare
-        from farm.devices.virtual.boot import virtual_storage
-
-        resumed = self._store.runs.view(run_id) if run_id else None
-        then = resumed.fingerprint if resumed is not None else {}
-        with ThreadPoolExecutor(1) as aside:
-            known = then.get("device_kind", "hardware")
-            kind_now = aside.submit(device_kind_of, self._config, self._request, self._store, known)
-            tools = prepare(self._config, virtual=self._request.virtual > 0)
-            kind = kind_now.result()
-        fingerprint = self._fingerprint(tools, kind)
-        if resumed is not None:
-            require_same_conditions(resumed, fingerprint)
-        else:
-            run_id = self._begin(jobs, tools, fingerprint)
-            begun(run_id)
-        folder = self._config.run_folder(run_id)
-        exit_code: int = ExitCode.INFRA
-        with in_progress(folder) as before:
-            try:
-                _release_leases(self._store, before)
-                # The processes end before their files are removed.
-                with virtual_storage(self._config.cache_dir, run_id) as storage, processes.pop_all():
-                    devices = resumed.devices if resumed is not None else ()
-                    self._on_devices(jobs, run_id, folder, storage, tools, kind, supervisor, forks, devices)
-                was_interrupted = self._interrupts.was_interrupted
-                exit_code = INTERRUPTED if was_interrupted else exit_code_of(self._store.runs.view(run_id))
-            except KeyboardInterrupt:
-                exit_code = INTERRUPTED
-            except FarmError as error:
-                exit_code = error.exit_code
-                raise
-            finally:
-                self._store.finish_run(run_id, exit_code)
+            self._forks = device_forks(self._supervisor)
+            resumed = self._store.runs.view(run_id) if run_id else None
+            then = resumed.fingerprint if resumed is not None else {}
+            with ThreadPoolExecutor(1) as aside:
+                known = then.get("device_kind", "hardware")
+                kind_now = aside.submit(device_kind_of, self._config, self._request, self._store, known)
+                tools = prepare(self._config, virtual=self._request.virtual > 0)
+                kind = kind_now.result()
+            fingerprint = self._fingerprint(tools, kind)
+            if resumed is not None:
+                require_same_conditions(resumed, fingerprint)
+            else:
+                run_id = self._begin(jobs, tools, fingerprint)
+                begun(run_id)
+            exit_code: int = ExitCode.INFRA
+            with in_progress(self._config.run_folder(run_id)) as before:
+                try:
+                    _release_leases(self._store, before)
+                    # The processes end before their files are removed.
+                    with virtual_storage(self._config.cache_dir, run_id) as storage, processes.pop_all():
+                        devices = resumed.devices if resumed is not None else ()
+                        self._on_devices(jobs, run_id, storage, tools, kind, devices)
+                    was_interrupted = self._interrupts.was_interrupted
+                    exit_code = INTERRUPTED if was_interrupted else exit_code_of(self._store.runs.view(run_id))
+                except KeyboardInterrupt:
+                    exit_code = INTERRUPTED
+                except FarmError as error:
+                    exit_code = error.exit_code
+                    raise
+                finally:
+                    self._store.finish_run(run_id, exit_code)
         log_numbers(self._store, run_id, record=True, confirm=self._request.confirm)
         return self._outcome(run_id, exit_code)
 
@@ -389,12 +378,9 @@ class _Run(RunSteps):
         self,
         jobs: Sequence[Job],
         run_id: str,
-        folder: Path,
         storage: Path,
         tools: Toolchain,
         kind: str,
-        supervisor: Supervisor,
-        forks: ForkServer,
         before: Sequence[DeviceView],
     ) -> None:
         """Run `jobs` on devices of `kind`; `before` has the devices of a resumed run."""
@@ -405,14 +391,14 @@ class _Run(RunSteps):
         wait = Wait(self._request.wait_s)
         with ThreadPoolExecutor(1) as aside:
             native = native_of(self._config.cache_dir, tools.runner)
-            allocation = aside.submit(self._fleet, jobs, storage, supervisor, native)
+            find_fleet = partial(self._fleet, jobs, storage, native)
+            allocation = aside.submit(find_fleet)
             # Also of a run that was killed before it had done so.
             self._store.plan_jobs(run_id, jobs)
             self._read_history(jobs, tools, kind)
             planned = self._order(jobs, self._rebuild.find(jobs, tools))
             health_checks = self._order_health_checks(jobs, tools)
-            again = partial(self._fleet, jobs, storage, supervisor, native)
-            fleet = wait.fleet(allocation.result, again)
+            fleet = wait.fleet(allocation.result, find_fleet)
         versions = {serial: [runtime.versions] for serial, runtime in fleet.runtimes.items()}
         require_same_runtimes(before, lambda one: versions.get(one.serial, ()), run_id)
         terms = LeaseTerms(
@@ -434,21 +420,21 @@ class _Run(RunSteps):
             take=lambda one: self._store.record_device(run_id, one, fleet.runtimes[one.serial].versions),
             announcer=announcer,
         )
-        try:
+        with closing(pool):
             self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
             planned = [one for one in planned if one.job.target.soc not in self._given_up]
             per_soc = Counter(device.soc for device in pool.held())
             planned = self._fit(run_id, planned, per_soc)
             if not planned:
                 return
-            run_plan = self._plan(run_id, folder, planned, fleet, health_checks)
+            run_plan = self._plan(run_id, planned, fleet, health_checks)
             run_plan.prepare_folder()
             with builders(
-                self._config, run_plan, tools, supervisor, self._listener, self._store, self._rebuild
+                self._config, run_plan, tools, self._supervisor, self._listener, self._store, self._rebuild
             ) as to_build:
                 self._listener.begin(jobs=len(planned), to_build=to_build, devices=[d.called for d in pool.held()])
                 most = self._request.most_failures or 0
-                local = LocalRun(run_plan, pool, self._store, self._listener, forks=forks, most_failures=most)
+                local = LocalRun(run_plan, pool, self._store, self._listener, forks=self._forks, most_failures=most)
                 stop = local.finish_running
                 lines = (
                     "finishing the running jobs; Ctrl-C again stops at once",
@@ -457,16 +443,12 @@ class _Run(RunSteps):
                 with self._interrupts.finishing(stop, *lines), self._budget.watched(stop):
                     abandoned = local.run()
                 self._leave(run_id, abandoned)
-        finally:
-            pool.close()
 
-    def _fleet(
-        self, jobs: Sequence[Job], storage: Path, supervisor: Supervisor, native: NativeBuild, partly: bool = False
-    ) -> Fleet:
+    def _fleet(self, jobs: Sequence[Job], storage: Path, native: NativeBuild, partly: bool = False) -> Fleet:
         """Boot virtual devices, or find attached ones. Raises NoDeviceError."""
         from farm.dispatch.pool.fleet import attached_fleet, virtual_fleet
 
-        config, request = self._config, self._request
+        config, request, supervisor = self._config, self._request, self._supervisor
         socs = [find_soc(name) for name in dict.fromkeys(job.target.soc for job in jobs)]
         # The options of one request have one mode.
         backend, mode = request.backend, jobs[0].target.mode
@@ -486,7 +468,7 @@ class _Run(RunSteps):
         return planned
 
     def _plan(
-        self, run_id: str, folder: Path, jobs: Sequence[PlannedJob], fleet: Fleet, health_checks: Sequence[PlannedJob]
+        self, run_id: str, jobs: Sequence[PlannedJob], fleet: Fleet, health_checks: Sequence[PlannedJob]
     ) -> RunPlan:
         """Return the plan that workers read."""
         from farm.dispatch.request.request import RunPlan
@@ -494,7 +476,7 @@ class _Run(RunSteps):
         config, request = self._config, self._request
         return RunPlan(
             run_id=run_id,
-            folder=folder,
+            folder=config.run_folder(run_id),
             cache_root=config.cache_dir,
             jobs=tuple(jobs),
             devices=tuple(fleet.devices),
