@@ -21,10 +21,9 @@ from farm.dispatch.request.choose import check_machine, jobs_of, select
 from farm.dispatch.request.request import RunRequest
 from farm.store.cluster.records import Agent, AgentDevice, AgentFacts
 from farm.store.records import PROTOCOL
-from farm.suites.features import Features
 from farm.suites.manifests import find_suites, load_suite
 from farm.suites.options import check_options, compile_options, parse_options, runtime_flags
-from farm.suites.suite import Target, plan
+from farm.suites.suite import Features, Target, plan
 
 # Options of a backend: valid values, and the place where each is applied.
 

@@ -14,9 +14,8 @@ import pytest
 from farm.base.errors import ConfigError, FarmError, IllegalTargetError, UnknownNameError
 from farm.base.socs import find_soc
 from farm.builds.bundles.key import source_digest, suite_files
-from farm.suites.features import Features
 from farm.suites.manifests import find_suites, load_suite, resolve_suite
-from farm.suites.suite import Case, Expectation, Suite, Target, plan
+from farm.suites.suite import Case, Expectation, Features, Suite, Target, plan
 
 MANIFEST = """
 [suite]

@@ -30,8 +30,8 @@ from farm.results.analysis.tolerances import suggest_limits
 from farm.results.attempt import Verdict
 from farm.store.artifacts import ArtifactStore, open_artifacts
 from farm.suites.edit import toml_limits, toml_value
-from farm.suites.limits import MANIFEST
 from farm.suites.manifests import suite_name
+from farm.suites.options import MANIFEST
 from farm.suites.suite import FORWARD, Case, Limits
 
 if TYPE_CHECKING:

@@ -28,9 +28,8 @@ from farm.results.attempt import Attempt, Cause, Comparison, Stage, Verdict
 from farm.results.numerics import compare, worst
 from farm.results.outputs import UNJUDGED, compared, executed_spec
 from farm.results.runner_report import read_report
-from farm.suites.features import why_on_device
 from farm.suites.options import parse_options
-from farm.suites.suite import FORWARD, Case, Job, State, Target, order_problem, state_problem
+from farm.suites.suite import FORWARD, Case, Job, State, Target, order_problem, state_problem, why_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

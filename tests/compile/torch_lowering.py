@@ -35,8 +35,7 @@ from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.builds.compile.flows.qualcomm import FLOW, compiler_specs, packages_of, split_passes
 from farm.builds.compile.flows.shortcuts.every import less_work
 from farm.builds.compile.protocol import reason_of
-from farm.suites.features import Features, OpPackage
-from farm.suites.suite import Case, Target
+from farm.suites.suite import Case, Features, OpPackage, Target
 
 INPUTS = (torch.ones(1, 8),)
 

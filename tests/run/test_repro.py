@@ -34,8 +34,7 @@ from farm.replay.stored_result import StoredResult, find_bundle, find_job, find_
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
 from farm.store.artifacts import open_artifacts
 from farm.store.store import Store, open_store
-from farm.suites.features import Features, OpPackage
-from farm.suites.suite import InputSpec, Job, MethodInputs
+from farm.suites.suite import Features, InputSpec, Job, MethodInputs, OpPackage
 
 JOB = "smoke/conv2d[SM8650-htp-8a8w]"
 RUN = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "conv2d")

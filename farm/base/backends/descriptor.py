@@ -93,7 +93,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     """Compiler's values of `fps`, `ftrt_ratio`, `core_selection` and `client_perf_type`, for a backend that refuses a
     program whose frame rate it cannot keep. Options of the runner have the backend's name before them: `lpai_fps`."""
     features: tuple[str, ...] = ()
-    """Compiler features of cases: names of `farm.suites.features.Features`; on the CPU they are left out."""
+    """Compiler features of cases: names of `farm.suites.suite.Features`; on the CPU they are left out."""
 
     on_cpu: bool = False
     """True for a backend of every SoC that runs every case without QNN; manifests do not name it."""

@@ -12,10 +12,9 @@ import msgspec
 from farm.base.errors import BundleError
 from farm.base.hashes import sha256_of
 from farm.base.socs import find_soc
-from farm.suites.features import why_on_device
 from farm.suites.figures import REFERENCES
 from farm.suites.prompts import Likelihoods
-from farm.suites.suite import State
+from farm.suites.suite import State, why_on_device
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,7 +141,7 @@ class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
     method_index: int = 0
     """Index of `method` among the methods of the program."""
     features: tuple[str, ...] = ()
-    """Features of the compilation: names of `farm.suites.features.Features`."""
+    """Features of the compilation: names of `farm.suites.suite.Features`."""
     spill_fill_bytes: int | None = None
     """Size of the buffer that the program's contexts share; None without a shared buffer."""
     generation: Generation | None = None

@@ -10,9 +10,9 @@ from farm.base.backends.registry import cpu_backends, runs_on_cpu
 from farm.base.errors import ConfigError, IllegalTargetError
 from farm.builds.bundles.bundle import Manifest, TensorSpec
 from farm.builds.program.pte import Method, Value, read_pte
-from farm.suites.features import NOT_DIRECT
 from farm.suites.generate import DECODE
 from farm.suites.options import compile_options
+from farm.suites.suite import NOT_DIRECT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,7 @@ def write_names(method: Method) -> tuple[str, ...]:
 
 
 def features_of(method: Method) -> tuple[str, ...]:
-    """Return the features of a method that its file records: names of `farm.suites.features.Features`."""
+    """Return the features of a method that its file records: names of `farm.suites.suite.Features`."""
     options_set = ("online_prepare", "shared_buffer", "dump_intermediate_outputs", "use_weight_sharing")
     options = [delegate.qnn for delegate in method.delegates if delegate.qnn is not None]
     return tuple(name for name in options_set if any(getattr(one, name) for one in options))

@@ -28,9 +28,8 @@ from farm.dispatch.request.records import is_private_run, planned_jobs
 from farm.dispatch.request.request import Profile, RunRequest, require_profilable
 from farm.dispatch.request.selection import Version, changed, in_shard, total_seconds
 from farm.store.records import Purpose, RunView
-from farm.suites.limits import require_limits
 from farm.suites.manifests import find_suites, resolve_suite
-from farm.suites.options import parse_options
+from farm.suites.options import parse_options, require_limits
 from farm.suites.suite import Case, Job, OptionSet, Suite, plan
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from farm.results.analysis.tolerances import MeasuredOutput, SuggestedLimit, sug
 from farm.results.attempt import Attempt, Verdict
 from farm.store.rows import case_versions
 from farm.suites.figures import COMPARED, REFERENCES
-from farm.suites.limits import MANIFEST
+from farm.suites.options import MANIFEST
 from farm.suites.suite import Case, Job, Target
 
 if TYPE_CHECKING:

@@ -47,8 +47,7 @@ from farm.builds.compile.flows.reference import (
     state_kept,
 )
 from farm.builds.program.layers import INPUT, Layer, LayerTensor
-from farm.suites.features import Features
-from farm.suites.suite import FORWARD, Job, Target
+from farm.suites.suite import FORWARD, Features, Job, Target
 
 # Computation of every layer of an edge program on the CPU, in FP32 and quantized. Imports torch and executorch.
 #

@@ -47,9 +47,8 @@ from farm.builds.compile.flows.edge_nodes import (
 from farm.builds.compile.flows.flow import Flow, Lowered, Lowering
 from farm.builds.compile.flows.reference import copies, state_kept
 from farm.builds.runtime.parts import AARCH64, HEXAGON, X86_64, RuntimePart, find_fault
-from farm.suites.features import Features
 from farm.suites.options import compile_numbers
-from farm.suites.suite import Case, Target
+from farm.suites.suite import Case, Features, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from executorch.backends.qualcomm.quantizer.qconfig import QuantizationConfig
 
     from farm.base.socs import Soc
-    from farm.suites.features import OpPackage
+    from farm.suites.suite import OpPackage
 
 
 # Op packages of the user: copies in the bundle, and their names in the program. Imports executorch.
