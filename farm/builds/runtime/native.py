@@ -79,6 +79,13 @@ LINUX_AARCH64 = "linux-aarch64"
 ANDROID = "android-arm64"
 OE_LINUX = "oe-linux-aarch64"
 
+
+def way_to_set(variable: str, folder: str) -> str:
+    """Return the way to name a folder for farm: its variable, or the key of farm.toml with the same name."""
+    return f"set {variable} to {folder}, or {variable.removeprefix('FARM_').lower()} in the [qnn] table of farm.toml"
+
+
+GET_LINUX_BUILD = way_to_set("FARM_EXECUTORCH_LINUX_BUILD", "the folder of an ExecuTorch build for Arm Linux")
 RUNNER = "farm_runner"
 """Program that native_runner/ builds for every target."""
 BRIDGE = "libQnnHtp.so"
@@ -375,8 +382,8 @@ def _ndk_root(target: BuildTarget, root: Path | None) -> Path:
         return root
     problem = f"{root / _NDK_TOOLCHAIN} is not there" if root is not None else "ANDROID_NDK_ROOT is not set"
     raise MissingToolError(
-        f"{target.name} needs an Android NDK and {problem}: set ANDROID_NDK_ROOT to the folder of an Android NDK (one "
-        f"with {_NDK_TOOLCHAIN}), or android_ndk_root in the [qnn] table of farm.toml"
+        f"{target.name} needs an Android NDK and {problem}: "
+        + way_to_set("ANDROID_NDK_ROOT", f"the folder of an Android NDK (one with {_NDK_TOOLCHAIN})")
     )
 
 
@@ -388,8 +395,7 @@ def _prefix_package(target: BuildTarget, prefix: Path | None) -> Path:
         problem = f"there is no executorch-config.cmake in {' and '.join(str(prefix / place) for place in IN_PREFIX)}"
     raise MissingToolError(
         f"{target.name} needs ExecuTorch for Android and {problem}: build ExecuTorch for Android and install it "
-        "(docs/guides/runtime.md has the commands), then set FARM_ANDROID_EXECUTORCH to its prefix, or "
-        "android_executorch in the [qnn] table of farm.toml"
+        f"(docs/guides/runtime.md has the commands), then {way_to_set('FARM_ANDROID_EXECUTORCH', 'its prefix')}"
     )
 
 
@@ -492,8 +498,7 @@ def _plan(
     if target.kind == "oe-linux":
         raise MissingToolError(
             f"farm has no runner of its own for {target.name}, as no package has ExecuTorch's QNN backend for it: "
-            f"set FARM_EXECUTORCH_LINUX_BUILD to the folder of an ExecuTorch build for Arm Linux, or "
-            "executorch_linux_build in the [qnn] table of farm.toml"
+            f"{GET_LINUX_BUILD}"
         )
     if target.kind == "android":
         toolchain = _android(sources, target, cache_dir, android or AndroidKit())

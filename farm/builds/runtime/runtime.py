@@ -17,6 +17,7 @@ from farm.base.hashes import digest_of, hash_files
 from farm.base.socs import Soc, check_backend, find_soc
 from farm.builds.runtime.native import (
     ANDROID,
+    GET_LINUX_BUILD,
     HOST,
     LINUX_AARCH64,
     OE_LINUX,
@@ -33,6 +34,7 @@ from farm.builds.runtime.native import (
     default_executorch,
     planned_native,
     runner_executorch,
+    way_to_set,
 )
 from farm.builds.runtime.packages import package_version
 from farm.builds.runtime.parts import HEXAGON, X86_64, RuntimePart, find_fault, library, require_sound
@@ -80,15 +82,8 @@ _BACKEND_IN_PREFIX = f"lib/executorch/{BACKEND_IN_BUILD}"
 
 _SCRIPT = "backends/qualcomm/scripts/build.sh of ExecuTorch"
 _TABLE = "in the [qnn] table of farm.toml"
-_GET_BUILD = f"set FARM_EXECUTORCH_BUILD to the build-android folder that {_SCRIPT} makes, or executorch_build {_TABLE}"
-_GET_LINUX_BUILD = (
-    "set FARM_EXECUTORCH_LINUX_BUILD to the folder of an ExecuTorch build for Arm Linux, or executorch_linux_build "
-    f"{_TABLE}"
-)
-_GET_DIRECT = (
-    f"set FARM_EXECUTORCH_DIRECT_BUILD to the build-direct folder that {_SCRIPT} makes, or executorch_direct_build "
-    f"{_TABLE}"
-)
+_GET_BUILD = way_to_set("FARM_EXECUTORCH_BUILD", f"the build-android folder that {_SCRIPT} makes")
+_GET_DIRECT = way_to_set("FARM_EXECUTORCH_DIRECT_BUILD", f"the build-direct folder that {_SCRIPT} makes")
 _GET_TOOLS = "set HEXAGON_TOOLS_ROOT to the Hexagon tools (the folder that has Tools/ in it)"
 _BUILD_RUNNER = f"farm setup runtime build --target {ANDROID}"
 
@@ -154,8 +149,8 @@ def _linux_places(config: Config) -> Places:
     build = config.executorch_linux_build
     return Places(
         qnn=linux_files(config.sdk_root, config.cache_dir),
-        runner=library(_UPSTREAM_RUNNER, build / RUNNER_IN_BUILD if build else None, _GET_LINUX_BUILD),
-        backend_library=library(_BACKEND_LIBRARY, build / BACKEND_IN_BUILD if build else None, _GET_LINUX_BUILD),
+        runner=library(_UPSTREAM_RUNNER, build / RUNNER_IN_BUILD if build else None, GET_LINUX_BUILD),
+        backend_library=library(_BACKEND_LIBRARY, build / BACKEND_IN_BUILD if build else None, GET_LINUX_BUILD),
     )
 
 

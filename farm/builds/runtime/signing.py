@@ -22,6 +22,7 @@ from farm.base.machine import user_name
 from farm.base.processes import Child, Supervisor
 from farm.base.socs import Soc, load_socs
 from farm.base.text import visible
+from farm.builds.runtime.native import way_to_set
 from farm.builds.runtime.parts import (
     HEXAGON,
     MACHINES,
@@ -68,8 +69,8 @@ def find_elfsigner(hexagon_sdk: Path | None) -> Path:
     if tool is None or not tool.is_file():
         problem = f"{tool} is not there" if tool is not None else "HEXAGON_SDK_ROOT is not set"
         raise MissingToolError(
-            f"signing needs the Hexagon SDK and {problem}: set HEXAGON_SDK_ROOT to a Hexagon SDK from Qualcomm, or "
-            "hexagon_sdk_root in the [qnn] table of farm.toml"
+            f"signing needs the Hexagon SDK and {problem}: "
+            f"{way_to_set('HEXAGON_SDK_ROOT', 'a Hexagon SDK from Qualcomm')}"
         )
     return tool
 
@@ -140,25 +141,16 @@ _BOTH_TO_ONE = "import os, sys; os.dup2(1, 2); os.execv(sys.executable, [sys.exe
 
 def _converse(child: Child, show: Callable[[str], None], timeout_s: float) -> int | None:
     """Answer the tool's question, show its output, and return its exit code; None after `timeout_s`."""
+    room = _OUTPUT_BYTES
     with child.limited(timeout_s) as late:
-        with contextlib.suppress(BrokenPipeError):
-            child.process.stdin.write(_ANSWERS)  # type: ignore[union-attr]
-        with contextlib.suppress(BrokenPipeError):
-            child.process.stdin.close()  # type: ignore[union-attr]
-        _show_lines(child, show)
+        with contextlib.suppress(BrokenPipeError), child.process.stdin as answers:  # type: ignore[union-attr]
+            answers.write(_ANSWERS)
+        while line := child.process.stdout.readline(_LINE_BYTES):  # type: ignore[union-attr]
+            room -= len(line)
+            if room > 0:
+                show(visible(line.decode(errors="replace").rstrip("\r\n")))
         code = child.process.wait()
     return None if late.is_set() else code
-
-
-def _show_lines(child: Child, show: Callable[[str], None]) -> None:
-    room = _OUTPUT_BYTES
-    pipe = child.process.stdout
-    if pipe is None:
-        return
-    while line := pipe.readline(_LINE_BYTES):
-        room -= len(line)
-        if room > 0:
-            show(visible(line.decode(errors="replace").rstrip("\r\n")))
 
 
 # farm setup sign: the files that an LPAI requires signed, and the steps from an unsigned file to a recorded one.
