@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import multiprocessing
-import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -12,31 +10,6 @@ import pytest
 
 from farm.base.errors import InfraError
 from farm.base.files import own_folder, published, sweep_own, without_owner
-
-
-def test_of_many_that_want_a_folder_one_makes_it(tmp_path: Path) -> None:
-    made: list[Path] = []
-
-    def fill(folder: Path) -> None:
-        made.append(folder)
-        (folder / "file").write_text("whole")
-
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(8):
-            pool.submit(published, tmp_path / "cache" / "key", fill)
-    assert len(made) == 1
-    assert (tmp_path / "cache" / "key" / "file").read_text() == "whole"
-
-
-def test_a_failed_attempt_leaves_nothing_and_the_next_one_makes_it(tmp_path: Path) -> None:
-    def fail(folder: Path) -> None:
-        (folder / "half").touch()
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        published(tmp_path / "key", fail)
-    assert [path.name for path in tmp_path.iterdir()] == ["key.lock"]
-    assert published(tmp_path / "key", lambda folder: (folder / "whole").touch()) == tmp_path / "key"
 
 
 def test_what_is_made_anew_takes_the_place_of_the_old_when_it_is_whole_and_not_before(tmp_path: Path) -> None:
@@ -55,21 +28,6 @@ def test_what_is_made_anew_takes_the_place_of_the_old_when_it_is_whole_and_not_b
     published(tmp_path / "key", lambda folder: fill(folder, "new"), anew=True)
     assert (tmp_path / "key" / "file").read_text() == "new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "key.lock"]
-
-
-def test_what_a_killed_process_left_is_removed_and_made_anew(tmp_path: Path) -> None:
-    def fill(folder: Path) -> None:
-        (folder / "half").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    killed = multiprocessing.get_context("fork").Process(target=published, args=(tmp_path / "key", fill))
-    killed.start()
-    killed.join(60)
-    assert killed.exitcode == -signal.SIGKILL
-    assert not (tmp_path / "key").exists()
-    published(tmp_path / "key", lambda folder: (folder / "whole").touch())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "key.lock"]
-    assert [path.name for path in (tmp_path / "key").iterdir()] == ["whole"]
 
 
 def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:

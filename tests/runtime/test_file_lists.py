@@ -1,4 +1,4 @@
-"""Files of devices for each backend and mode, each wrong file refused, and abilities of this machine by `farm doctor`."""
+"""Files of devices for each backend and mode, each wrong file refused; what farm doctor finds on this machine."""
 
 from __future__ import annotations
 

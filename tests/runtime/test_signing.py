@@ -298,8 +298,6 @@ def test_direct_mode_has_six_files_more(config: Config, hexagon: Path) -> None:
 
 
 def test_versions_that_no_soc_has_and_missing_parts_are_named(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no SoC has LPAI v9: known are v6"):
-        plan_signing(config, 9)
     with pytest.raises(UsageError, match="no SoC with LPAI v6 has a Hexagon V75: legal are --htp v81"):
         plan_signing(config, 6, 75)
     with pytest.raises(MissingToolError, match="set QNN_SDK_ROOT"):
@@ -307,8 +305,6 @@ def test_versions_that_no_soc_has_and_missing_parts_are_named(config: Config, tm
     bare = msgspec.structs.replace(config, executorch_direct_build=None, hexagon_tools_root=None)
     with pytest.raises(MissingToolError, match=r"set FARM_EXECUTORCH_DIRECT_BUILD.*set HEXAGON_TOOLS_ROOT"):
         plan_signing(bare, 6, 81)
-    with pytest.raises(MissingToolError, match="HEXAGON_SDK_ROOT is not set: set HEXAGON_SDK_ROOT"):
-        find_elfsigner(None)
     with pytest.raises(MissingToolError, match=r"tools/elfsigner/elfsigner\.py is not there: set HEXAGON_SDK_ROOT"):
         find_elfsigner(tmp_path)
 

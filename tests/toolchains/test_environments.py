@@ -79,14 +79,6 @@ def test_what_fits_is_linked_and_what_does_not_is_installed_beside_it(index: Pat
         made_environment(tmp_path / "cache", "1.4.9")
 
 
-def test_two_commands_at_once_make_it_once(index: Path, tmp_path: Path) -> None:
-    make_executorch_wheel(index, RELEASE)
-    both = [_making(tmp_path / "cache") for _ in range(2)]
-    lines = [process.communicate(timeout=120)[0].splitlines() for process in both]
-    assert len({output[-1] for output in lines}) == 1
-    assert sorted(len(output) for output in lines) == [1, 2], "one of them makes it, and says so"
-
-
 @pytest.mark.parametrize("ending", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.whole)])
 def test_one_that_is_ended_midway_leaves_nothing_half(index: Path, tmp_path: Path, ending: signal.Signals) -> None:
     # Large enough that pip is at it for a while.

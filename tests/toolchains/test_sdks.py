@@ -34,7 +34,6 @@ from miniature_sdk import (
     zipped,
     zipped_sdk,
 )
-from small_disk import small_disk
 from waiting import Started, until
 
 from farm.base.config.settings import Config, load_config
@@ -545,15 +544,6 @@ def test_a_proxy_that_cannot_be_used_is_named(config: Config, monkeypatch: pytes
     monkeypatch.setenv("ALL_PROXY", proxy)
     with pytest.raises(InfraError, match=r"cannot fetch .*: check the network, the proxy or the address"):
         offered_release(config, "")
-
-
-def test_a_full_disk_leaves_nothing(config: Config, server: MavenServer, tmp_path: Path) -> None:
-    server.publish(RELEASE, zipped(aar_files() | {"assets/noise": os.urandom(3 << 20)}))
-    with small_disk(tmp_path / "disk", "2m") as disk:
-        small = msgspec.structs.replace(config, cache_dir=disk)
-        with pytest.raises(InfraError, match="set FARM_CACHE_DIR to another folder"):
-            fetch_aar(small)
-        assert left_over(disk) == []
 
 
 @pytest.fixture(name="asked")
