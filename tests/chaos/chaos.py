@@ -34,10 +34,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chaos_acts import Pace
-from chaos_lab import has_sshd
-from chaos_round import Round, Settings, Tally
+from chaos_home import has_sshd
+from chaos_round import LONGEST_WAIT_S, Round, Settings, Tally
 from chaos_store import postgres_cluster
-from chaos_watch import LONGEST_WAIT_S
 from stub_farm import stub_runtime
 
 JOBS, QUICK_JOBS = 48, 16

@@ -12,8 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from chaos_databases import Disturbed
-from chaos_home import Home, Process, processes_of
+from chaos_home import Disturbed, Home, Process, processes_of
 
 SPREAD_S = 0.3
 """Within which all of one act are killed."""

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -33,9 +33,9 @@ pytestmark = pytest.mark.whole
 
 
 @pytest.fixture
-def hosts(new_store: Callable[[str], str], compiled: Path, toolchain: Path, tmp_path: Path) -> Iterator[AgentHosts]:
+def hosts(address: str, compiled: Path, toolchain: Path, tmp_path: Path) -> Iterator[AgentHosts]:
     """Yield the host `left`, whose agent runs."""
-    with agent_hosts(tmp_path, new_store("agent"), toolchain, compiled) as hosts:
+    with agent_hosts(tmp_path, address, toolchain, compiled) as hosts:
         hosts.host("left")
         hosts.registered("left")
         yield hosts

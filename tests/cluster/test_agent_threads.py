@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from log_lines import LogLines
 from shared_rows import SOC, TTL_S, agent, facts, made_config, shards, submit
-from stores import drop_database
 from waiting import until
 
 from farm.base.errors import ExitCode, InfraError, StoreError
@@ -90,9 +88,8 @@ def test_an_agent_is_stable_after_a_time_to_live_with_answers_in_time(monkeypatc
 
 
 def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
-    new_store: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = new_store("lost_answer")
     with open_store(address, connections=2) as store:
         claim = store.cluster.claim
         lost, heard, notes = list[HeldShard](), list[tuple[HeldShard, float]](), LogLines()
@@ -123,14 +120,12 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
     [(held, end_s)] = heard
     assert TTL_S - 5 < end_s - asked_s < TTL_S + 15
     assert (held.id, held.lease.fence) == (lost[0].id, lost[0].lease.fence + 1)
-    drop_database(address)
 
 
 @pytest.mark.parametrize(("part", "method"), [(AgentLink, "_send"), (Recorder, "_next")])
 def test_an_agent_ends_with_its_thread(
-    new_store: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type, method: str
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type, method: str
 ) -> None:
-    address = new_store(f"death_of_{part.__name__.lower()}")
     monkeypatch.setattr("threading.excepthook", lambda _: None)
 
     def broken(*_: object, **__: object) -> None:
@@ -142,7 +137,6 @@ def test_an_agent_ends_with_its_thread(
         agent.run()
     # systemd starts an agent again after this exit code: see tests/test_exit_codes.py.
     assert raised.value.exit_code == ExitCode.INFRA
-    drop_database(address)
 
 
 # A host of devices has neither torch nor ExecuTorch: what its agent and its device processes import does without.

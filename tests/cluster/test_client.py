@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import pytest
 from farm_home import FarmHome
 from networks import Relay
 from shared_rows import execute
-from stores import drop_database
 from stub_host import PASSED, StubHost, device_of, virtual_device, write_config
 from stub_run import Quiet
 from waiting import until
@@ -97,10 +96,8 @@ class Shared:
 
 
 @pytest.fixture
-def shared(home: FarmHome, new_store: Callable[[str], str], tmp_path: Path) -> Iterator[Shared]:
-    address = new_store("farm")
-    yield Shared(home, address, tmp_path)
-    drop_database(address)
+def shared(home: FarmHome, address: str, tmp_path: Path) -> Shared:
+    return Shared(home, address, tmp_path)
 
 
 def run_of(text: str) -> str:

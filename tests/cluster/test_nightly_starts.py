@@ -16,7 +16,6 @@ import msgspec
 import pytest
 from log_lines import LogLines
 from shared_rows import execute, facts
-from stores import drop_database
 from waiting import until
 
 from farm.base.config.settings import load_config
@@ -24,7 +23,7 @@ from farm.base.config.shared import NightlyConfig
 from farm.base.errors import ConfigError, StoreError, UsageError
 from farm.dispatch.cluster.nightly_starter import NightlyStarter, due_before, name_of
 from farm.store.cluster.records import AgentId, NightlyStart
-from farm.store.store import Store, open_store
+from farm.store.store import Store
 
 _HOUR_MS = 3_600_000
 SHARED = 'store = "postgresql://farm@db/farm"\nartifacts = "file:///mnt/farm"\n[agent]\n'
@@ -94,19 +93,6 @@ def test_a_nightly_run_without_a_name_is_refused(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(UsageError, match=r"nightly\.toml"):
             name_of(file)
-
-
-@pytest.fixture(scope="module")
-def url(new_store: Callable[[str], str]) -> Iterator[str]:
-    address = new_store("nightly_runs")
-    yield address
-    drop_database(address)
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    with open_store(url) as opened:
-        yield opened
 
 
 class Host:

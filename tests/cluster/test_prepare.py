@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,7 +41,7 @@ from farm.store.objects.archive import upload_bundle
 from farm.store.objects.objects import GRACE_S, Objects, open_objects
 from farm.store.objects.places import path_of
 from farm.store.records import ArtifactRecord
-from farm.store.store import Store, open_store
+from farm.store.store import Store
 from farm.suites.suite import Job
 
 RUN = "20261123-120000-abcdef"
@@ -258,19 +258,8 @@ def test_files_of_an_attempt_go_from_the_host_that_ran_it_to_whoever_reads(farm:
     assert open_artifacts(farm.config("desk")).find(records[1].sha256) == found
 
 
-@pytest.fixture(scope="module")
-def server(new_store: Callable[[str], str]) -> str:
-    return new_store("prepare")
-
-
-@pytest.fixture
-def with_store(server: str, tmp_path: Path) -> Iterator[tuple[Farm, Store]]:
-    with open_store(server) as store:
-        yield Farm(tmp_path, server), store
-
-
-def test_only_what_no_row_names_leaves_the_place(with_store: tuple[Farm, Store]) -> None:
-    farm, store = with_store
+def test_only_what_no_row_names_leaves_the_place(tmp_path: Path, address: str, store: Store) -> None:
+    farm = Farm(tmp_path, address)
     names = {what: farm.client.put(what.encode()) for what in ("bundle", "unused bundle", "runtime", "orphan", "young")}
     parts = row_shards(1, jobs=1)
     terms = b'{"runtimes": [{"files": {"runner": "%s"}}]}' % names["runtime"].encode()
@@ -305,8 +294,8 @@ def test_only_what_no_row_names_leaves_the_place(with_store: tuple[Farm, Store])
     assert {one.name for one in farm.client.all()} == {names["young"]}
 
 
-def test_a_bundle_of_any_host_can_be_run_again(with_store: tuple[Farm, Store]) -> None:
-    farm, store = with_store
+def test_a_bundle_of_any_host_can_be_run_again(tmp_path: Path, address: str, store: Store) -> None:
+    farm = Farm(tmp_path, address)
     job = made_job("somewhere")
     build = farm.built(job)
     assert find_made_bundle(farm.config("desk"), build.key) is None
