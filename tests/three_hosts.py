@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,11 @@ from farm.store.store import open_store
 SOCS = ("SM8650", "SM8750")
 
 
+SMOKE = ("run", "--soc", "SM8650", "--suite", "smoke")
+
+
 @dataclass
-class ThreeHosts:
+class AgentHosts:
     """Hosts, by name, that share `url` and a folder; and people's machines, which have no devices."""
 
     folder: Path
@@ -45,6 +47,8 @@ class ThreeHosts:
     toolchain: Path
     """With the simulator and the native runner, which every host has; no bundle."""
     supervisor: Supervisor
+    cache: Path | None = None
+    """Cache with bundles for the machine `you`; without it that machine has a cache of its own."""
     hashes: Path | None = None
     """Folder with hashes of the installed files, equal on all machines; without it each machine makes its own."""
     agents: dict[str, Program] = field(default_factory=dict)
@@ -70,7 +74,8 @@ class ThreeHosts:
         """Return the variables of a machine's processes."""
         if name not in self.servers:
             self.servers[name] = start_adb_server(self.supervisor, self.folder / name / "adb")
-        return {**self.machine(name).env, "ANDROID_ADB_SERVER_PORT": str(self.servers[name].port)}
+        more = {"FARM_CACHE_DIR": str(self.cache)} if name == "you" and self.cache is not None else {}
+        return {**self.machine(name).env, "ANDROID_ADB_SERVER_PORT": str(self.servers[name].port), **more}
 
     def machine(self, name: str) -> FarmHome:
         """Return the folders of a machine as a home of `farm`."""
@@ -92,18 +97,20 @@ class ThreeHosts:
         words = [sys.executable, "-m", "farm.cli.main", "lab", "agent", "--name", name, *options]
         self.agents[name] = start(words, env=self.env(name), cwd=folder, log=folder / "agent.log")
 
-    def await_agents(self) -> None:
-        """Wait until all started agents are registered. Raises AssertionError with their output."""
+    def host(self, name: str, *socs: str) -> None:
+        """Attach devices to a host, and start its agent."""
+        self.attach(name, socs or ("SM8650",))
+        self.start_agent(name)
+
+    def registered(self, *names: str, seconds: float = 60) -> None:
+        """Wait until agents are there with their devices or toolchains."""
 
         def are_there() -> bool:
-            done = self.farm("you", "lab", "agent", "list", "--json")
-            ended = [name for name, process in self.agents.items() if process.poll() is not None]
-            if done.returncode == 0 and all(name in done.stdout for name in self.agents):
-                return True
-            assert not ended, f"{ended}: {done.stdout}{done.stderr}{self.logs()}"
-            return False
+            with open_store(self.url) as store:
+                found = {one.name: one.facts for one in store.cluster.agents() if one.alive}
+            return all(name in found and (found[name].devices or found[name].toolchains) for name in names)
 
-        until(are_there, lambda: f"every agent: {self.logs()}", 90)
+        self.until(are_there, f"{names} are registered", seconds)
 
     def stop_agents(self) -> dict[str, int]:
         """Stop all agents as systemd does, and return their exit codes."""
@@ -132,74 +139,6 @@ class ThreeHosts:
         self.home(name, shared=name != "alone")
         return self.machine(name).farm(*arguments, env=self.env(name), timeout_s=timeout_s, code=code)
 
-    def verdicts(self, run: dict[str, Any], *, shared: bool) -> dict[str, tuple[str, ...]]:
-        """Return the result of each job of a run from the store: verdict, stage, cause, known issue and figures."""
-        url = self.url if shared else str(self.folder / "alone" / "state" / "farm.db")
-        with open_store(url, readonly=True) as store:
-            view = store.runs.view(run["id"])
-        found = {}
-        for job in view.jobs:
-            last = job.attempts[-1]
-            worst = sorted({violation for one in last.comparisons for violation in one.violations})
-            found[job.id] = (str(last.verdict), str(last.stage), str(last.cause), last.known_issue, *worst)
-        return found
-
-
-@contextlib.contextmanager
-def three_hosts(
-    folder: Path, url: str, toolchain: Path, socs: Sequence[str] = SOCS, hashes: Path | None = None
-) -> Iterator[ThreeHosts]:
-    """Yield two hosts with a device of each SoC and a build host, all registered; everything is ended afterwards."""
-    with Supervisor() as supervisor:
-        hosts = ThreeHosts(folder, url, toolchain, supervisor, hashes)
-        try:
-            hosts.home("you")
-            hosts.start_agent("builder", "--build", "--no-devices")
-            for name in ("left", "right"):
-                hosts.attach(name, socs)
-                hosts.start_agent(name)
-            hosts.await_agents()
-            yield hosts
-        finally:
-            hosts.kill_agents()
-
-
-def run_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Return the JSON of `farm run --json`."""
-    assert done.returncode in (0, 1), done.stdout[-3000:] + done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
-def selection(suite: str, keyword: str, socs: Sequence[str]) -> list[str]:
-    """Return the arguments of `farm run` that choose the jobs."""
-    return ["--suite", suite, *(["-k", keyword] if keyword else []), *(word for soc in socs for word in ("--soc", soc))]
-
-
-# Hosts of a shared farm with virtual devices, and a person's machine that has every bundle of `smoke` already.
-
-
-SMOKE = ("run", "--soc", "SM8650", "--suite", "smoke")
-
-
-class AgentHosts(ThreeHosts):
-    """Hosts by name, each with one virtual device `virtual-NAME-0` by default."""
-
-    def begin(self, cache: Path) -> None:
-        """Make the machine of a person, with the bundles in `cache`."""
-        self.cache = cache
-        self.home("you")
-
-    def env(self, name: str) -> dict[str, str]:
-        """Return the variables of a machine's processes; a person's machine uses the cache with the bundles."""
-        more = {"FARM_CACHE_DIR": str(self.cache)} if name == "you" else {}
-        return {**super().env(name), **more}
-
-    def host(self, name: str, *socs: str) -> None:
-        """Attach devices to a host, and start its agent."""
-        self.attach(name, socs or ("SM8650",))
-        self.start_agent(name)
-
     def you(self, *arguments: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
         """Run `farm` on the person's machine."""
         return self.farm("you", *arguments, timeout_s=120, code=code)
@@ -218,28 +157,57 @@ class AgentHosts(ThreeHosts):
         """Wait until `condition` holds. Raises AssertionError with the output of the agents after `seconds`."""
         until(condition, lambda: f"{what}\n{self.logs()}", seconds)
 
-    def registered(self, *names: str) -> None:
-        """Wait until agents are there with their devices."""
-
-        def are_there() -> bool:
-            with open_store(self.url) as store:
-                found = {one.name: one for one in store.cluster.agents() if one.alive}
-            return all(name in found and found[name].facts.devices for name in names)
-
-        self.until(are_there, f"{names} are registered")
-
     def sessions(self, name: str) -> list[Path]:
         """Return the folders of sessions that runners have on the device of a host."""
         return list((self.folder / name / f"devices/virtual-{name}-0/data/local/tmp/farm").glob("run-*"))
 
+    def verdicts(self, run: dict[str, Any], *, shared: bool) -> dict[str, tuple[str, ...]]:
+        """Return the result of each job of a run from the store: verdict, stage, cause, known issue and figures."""
+        url = self.url if shared else str(self.folder / "alone" / "state" / "farm.db")
+        with open_store(url, readonly=True) as store:
+            view = store.runs.view(run["id"])
+        found = {}
+        for job in view.jobs:
+            last = job.attempts[-1]
+            worst = sorted({violation for one in last.comparisons for violation in one.violations})
+            found[job.id] = (str(last.verdict), str(last.stage), str(last.cause), last.known_issue, *worst)
+        return found
 
-@contextmanager
-def agent_hosts(folder: Path, url: str, toolchain: Path, cache: Path) -> Iterator[AgentHosts]:
-    """Yield no host yet; everything is ended afterwards."""
+
+@contextlib.contextmanager
+def agent_hosts(
+    folder: Path, url: str, toolchain: Path, cache: Path | None = None, hashes: Path | None = None
+) -> Iterator[AgentHosts]:
+    """Yield the machine `you` and no host yet; everything is ended afterwards."""
     with Supervisor() as supervisor:
-        hosts = AgentHosts(folder, url, toolchain, supervisor)
-        hosts.begin(cache)
+        hosts = AgentHosts(folder, url, toolchain, supervisor, cache, hashes)
+        hosts.home("you")
         try:
             yield hosts
         finally:
             hosts.kill_agents()
+
+
+@contextlib.contextmanager
+def three_hosts(
+    folder: Path, url: str, toolchain: Path, socs: Sequence[str] = SOCS, hashes: Path | None = None
+) -> Iterator[AgentHosts]:
+    """Yield two hosts with a device of each SoC and a build host, all registered; everything is ended afterwards."""
+    with agent_hosts(folder, url, toolchain, hashes=hashes) as hosts:
+        hosts.start_agent("builder", "--build", "--no-devices")
+        for name in ("left", "right"):
+            hosts.host(name, *socs)
+        hosts.registered("builder", "left", "right", seconds=90)
+        yield hosts
+
+
+def run_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return the JSON of `farm run --json`."""
+    assert done.returncode in (0, 1), done.stdout[-3000:] + done.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def selection(suite: str, keyword: str, socs: Sequence[str]) -> list[str]:
+    """Return the arguments of `farm run` that choose the jobs."""
+    return ["--suite", suite, *(["-k", keyword] if keyword else []), *(word for soc in socs for word in ("--soc", soc))]
