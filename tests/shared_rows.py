@@ -71,13 +71,14 @@ def submit(
     user: str = "ada",
     priority: Priority = Priority.PERSON,
     builds: Sequence[NewBuild] = (),
+    built: Sequence[tuple[Build, None]] = (),
     **changes: object,
 ) -> str:
     """Submit a run of shards, and return its id."""
     run_id = store.begin_run(RunRecord("farm run", user, "bench", {"executorch": "1.5.1"}))
     order = new_order(run_id, user=user, priority=priority, **changes)
     jobs = {one.job.id: one.job for part in parts for one in part.jobs}
-    store.cluster.submit(order, parts, builds, jobs=list(jobs.values()))
+    store.cluster.submit(order, parts, builds, built, jobs=list(jobs.values()))
     return run_id
 
 

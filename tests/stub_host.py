@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import made
+from msgspec.structs import replace
+from shared_rows import facts
 
 from farm.builds.compile.protocol import BuildReply
 from farm.devices.device import Device
@@ -15,7 +17,6 @@ from farm.dispatch.cluster.delivery import finish
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import (
     AgentDevice,
-    AgentFacts,
     AgentId,
     Build,
     HeldShard,
@@ -24,7 +25,6 @@ from farm.store.cluster.records import (
     ShardResult,
 )
 from farm.store.objects.objects import Objects
-from farm.store.records import PROTOCOL
 from farm.store.store import Store, open_store
 
 TTL_S = 5.0
@@ -83,11 +83,9 @@ class StubHost(threading.Thread):
 
     def run(self) -> None:
         with open_store(self._url) as store:
-            facts = AgentFacts(
-                host=self.name, pid=1, version="test", protocol=PROTOCOL, devices=tuple(self._devices),
-                toolchains=tuple(one.id for one in self._offered), offered=self._offered,
-            )  # fmt: skip
-            agent = store.cluster.register(self.name, facts, TTL_S, user="farm")
+            ids = tuple(one.id for one in self._offered)
+            mine = replace(facts(self.name, 0), devices=tuple(self._devices), toolchains=ids, offered=self._offered)
+            agent = store.cluster.register(self.name, mine, TTL_S, user="farm")
             self._registered.set()
             beat_s = 0.0
             while not self._over.is_set():
@@ -125,8 +123,8 @@ class StubHost(threading.Thread):
         key = held.task.key
         archive = self._objects.put(key.encode())
         done = Build(key, "built", archive, len(key), BuildReply(key, ok=True, seconds=0.5))
-        facts = made.manifest(key=key, job_id=held.task.job.id, pte_bytes=100, seconds={"total": 0.5})
-        store.cluster.record_build(held, done, facts)
+        manifest = made.manifest(key=key, job_id=held.task.job.id, pte_bytes=100, seconds={"total": 0.5})
+        store.cluster.record_build(held, done, manifest)
         return True
 
     def _run_shard(self, store: Store, agent: AgentId, held: HeldShard) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,24 +18,26 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from chaos_store import Cluster, postgres_cluster
+from chaos_store import Cluster, PostgresStore, postgres_cluster
 from farm_home import FarmHome
 from forked_command import Program, start, start_anew
-from shared_rows import made_terms
+from shared_rows import made_terms, submit
 from stores import drop_database
 from stub_farm import FINE, SOC, Ran, executions, make_bundle, overlaps, stub_case, stub_runtime
 from waiting import free_port, until
 
+from farm.base.config.settings import load_config
 from farm.base.errors import ExitCode
 from farm.builds.bundles.cache import BundleCache
+from farm.dispatch.cluster.files import upload_runtime
 from farm.dispatch.cluster.terms import RemoteRuntime
 from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.dispatch.request.request import Profile
 from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
-from farm.store.cluster.records import Build, NewOrder, NewShard, PlannedJob
-from farm.store.objects.objects import Objects
-from farm.store.records import PROTOCOL, RunRecord
+from farm.store.cluster.records import Build, NewShard, PlannedJob
+from farm.store.objects.archive import upload_bundle
+from farm.store.objects.objects import Objects, open_objects
 from farm.store.store import Store, open_store
 from farm.suites.suite import Job, Target
 
@@ -102,34 +103,28 @@ class StubHosts:
 
     def prepare(self) -> None:
         """Upload the common runtime and bundle of all jobs, and make the store. Raises FarmError."""
-        from farm.dispatch.cluster.files import upload_runtime
-        from farm.store.objects.archive import upload_bundle
-
         with open_store(self.url):
             pass
-        objects = self.objects()
-        self.remote_runtime = upload_runtime(
-            objects, stub_runtime(self.folder / "runtime"), soc=SOC, device_kind="virtual", os="android"
-        )
-        cache = BundleCache(self.folder / "cache")
-        self.key = make_bundle(cache, f"{FINE} 1")
-        bundle = cache.lookup(self.key)
-        assert bundle is not None
-        archive, nbytes = upload_bundle(objects, bundle)
-        self.built = ((Build(self.key, "built", archive, nbytes), None),)
+        runtime = stub_runtime(self.folder / "runtime")
+        self.remote_runtime = upload_runtime(self.objects(), runtime, soc=SOC, device_kind="virtual", os="android")
+        self.use_bundle(f"{FINE} 1")
         [health_check] = health_check_jobs((stub_job(0),))
         self.health_checks = (PlannedJob(health_check, self.key),)
 
+    def use_bundle(self, words: str) -> None:
+        """Let the jobs of runs to come have a bundle with these words, which no host has fetched yet."""
+        cache = BundleCache(self.folder / "cache")
+        self.key = make_bundle(cache, words)
+        bundle = cache.lookup(self.key)
+        assert bundle is not None
+        self.built = (*self.built, (Build(self.key, "built", *upload_bundle(self.objects(), bundle)), None))
+
     def objects(self) -> Objects:
         """Return this process's way to the artifacts' store."""
-        from farm.store.objects.objects import open_objects
-
         return open_objects(self.config("client"))
 
     def config(self, name: str) -> Any:
         """Return the configuration of a host, or of a person, of this name."""
-        from farm.base.config.settings import load_config
-
         folder = self.home(name)
         with patch.dict(os.environ, self.env_of(name), clear=True):
             return load_config(folder=folder)
@@ -235,19 +230,12 @@ class StubHosts:
     ) -> str:
         """Submit a run of `jobs` jobs in shards of so many, and return its id."""
         assert self.remote_runtime is not None
-        run_id = store.begin_run(RunRecord("bench", user, socket.gethostname(), {"runner": "stub"}))
-        all_jobs = [stub_job(number, latency_ms) for number in range(jobs)]
         seconds = latency_ms / 1000
-        shards = []
-        for position, begin in enumerate(range(0, jobs, shard)):
-            part = tuple(PlannedJob(job, self.key, seconds) for job in all_jobs[begin : begin + shard])
-            shards.append(NewShard(SOC, part, len(part) * seconds, position, needs=(self.key,)))
+        planned = [PlannedJob(stub_job(number, latency_ms), self.key, seconds) for number in range(jobs)]
+        parts = [tuple(planned[begin : begin + shard]) for begin in range(0, jobs, shard)]
+        shards = [NewShard(SOC, part, len(part) * seconds, n, needs=(self.key,)) for n, part in enumerate(parts)]
         terms = made_terms([self.remote_runtime], self.health_checks, toolchain="", profile=Profile.OFF)
-        order = NewOrder(
-            run_id=run_id, user=user, priority=priority, purpose="bench", terms=terms, protocol=PROTOCOL
-        )  # fmt: skip
-        store.cluster.submit(order, shards, (), self.built, jobs=all_jobs)
-        return run_id
+        return submit(store, shards, user, priority, built=self.built, terms=terms, purpose="bench")
 
 
 def stub_job(number: int, latency_ms: int = 200) -> Job:
@@ -278,8 +266,6 @@ def stub_hosts(
 
     Files are in a folder, or at `artifacts`; `env` has variables for all hosts.
     """
-    from chaos_store import PostgresStore
-
     (folder / "artifacts").mkdir(parents=True)
     where = artifacts or f"file://{folder}/artifacts"
     url = PostgresStore(cluster, database).url

@@ -22,13 +22,11 @@ from networks import Relay
 from s3_server import KEYS, S3Server
 from shared_rows import defer_finish, execute
 from sqlalchemy import Connection
-from stub_farm import FINE, SOC, make_bundle
+from stub_farm import FINE, SOC
 from stub_hosts import QUICK_TO_NOTICE, TTL_S, Farm, farm_of_hosts, farm_server, sleep_ttl
 from waiting import all_the_time
 
 from farm.base.processes import Supervisor
-from farm.builds.bundles.cache import BundleCache
-from farm.store.cluster.records import Build
 from farm.store.leases.rows import lock_soc
 from farm.store.store import open_store
 
@@ -183,7 +181,7 @@ def test_the_artifacts_store_is_away(farm: Farm, tmp_path: Path) -> None:
     farm.begin(_HOSTS, _DEVICES)
     known = _in_midst(farm)
     folder, aside = tmp_path / "artifacts", tmp_path / "aside"
-    _use_another_bundle(farm)
+    farm.hosts.use_bundle(f"{FINE} 2")
     folder.rename(aside)
     try:
         fresh = farm.submit("bob", 30)
@@ -215,7 +213,7 @@ def test_the_network_is_cut_to_the_artifacts(
             farm.hosts.artifacts_at["host-1"] = address.replace(f":{s3.port}", f":{line.port}")
             farm.begin(_HOSTS, _DEVICES)
             known = _in_midst(farm)
-            _use_another_bundle(farm)
+            farm.hosts.use_bundle(f"{FINE} 2")
             line.cut()
             fresh = farm.submit("bob", 24)
             farm.await_end(timeout_s=120)
@@ -226,19 +224,6 @@ def test_the_network_is_cut_to_the_artifacts(
             # Devices of the host rest after they could not begin.
             assert farm.is_of_use("host-1")
             farm.require_right()
-
-
-def _use_another_bundle(farm: Farm) -> None:
-    """Let the runs to come have a bundle that no host has fetched yet."""
-    from farm.store.objects.archive import upload_bundle
-
-    hosts = farm.hosts
-    cache = BundleCache(hosts.folder / "cache")
-    hosts.key = make_bundle(cache, f"{FINE} 2")
-    bundle = cache.lookup(hosts.key)
-    assert bundle is not None
-    archive, nbytes = upload_bundle(hosts.objects(), bundle)
-    hosts.built = (*hosts.built, (Build(hosts.key, "built", archive, nbytes), None))
 
 
 @pytest.mark.whole
