@@ -67,24 +67,19 @@ def publish_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     Raises UsageError for a folder that is not empty or cannot be written.
     """
     require_new(folder)
+    place = folder.absolute()
     try:
-        _publish(folder.absolute(), fill)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=place.parent) as scratch:
+            partial = Path(scratch, folder.name)
+            partial.mkdir()
+            fill(partial)
+            partial.chmod(0o755)
+            if place.exists():
+                place.rmdir()
+            partial.rename(place)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from None
-
-
-def _publish(folder: Path, fill: Callable[[Path], None]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        fill(partial)
-        partial.chmod(0o755)
-        if folder.exists():
-            folder.rmdir()
-        partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 # A bundle -> a folder to take elsewhere: the `.pte`, inputs, references, and how to run it by hand.
@@ -129,11 +124,7 @@ def _fill(folder: Path, bundle: Bundle, job_id: str, target: Target, about: Sequ
         # The other entries of the layout are links and files, which are copied already.
         if isinstance(content, bytes) and path.name != INPUT_LIST:
             (folder / path.name).write_bytes(content)
-    lines = (
-        " ".join(f"{INPUTS}/{path.name}" for path in bundle.input_files(sample))
-        for sample in range(bundle.manifest.samples)
-    )
-    (folder / INPUT_LIST).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    _write_list(folder / INPUT_LIST, bundle, ".raw")
     if _is_permuted(bundle.manifest):
         _write_arrays(folder, bundle)
     (folder / README).write_text(readme(bundle, job_id, target, about), encoding="utf-8")
@@ -146,14 +137,17 @@ def _is_permuted(manifest: Manifest) -> bool:
 
 def _write_arrays(folder: Path, bundle: Bundle) -> None:
     """Write the inputs as `.npy` files into `folder`, with a list of them."""
-    lines = []
+    _write_list(folder / _ARRAY_LIST, bundle, ".npy")
     for sample in range(bundle.manifest.samples):
-        names = []
         for path, spec in zip(bundle.input_files(sample), bundle.manifest.inputs, strict=True):
-            names.append(f"{INPUTS}/{path.stem}.npy")
-            np.save(folder / names[-1], read_tensor(path, spec), allow_pickle=False)
-        lines.append(" ".join(names) + "\n")
-    (folder / _ARRAY_LIST).write_text("".join(lines), encoding="utf-8")
+            np.save(folder / INPUTS / f"{path.stem}.npy", read_tensor(path, spec), allow_pickle=False)
+
+
+def _write_list(file: Path, bundle: Bundle, suffix: str) -> None:
+    """Write the list of input files with this suffix, a line for each sample."""
+    samples = map(bundle.input_files, range(bundle.manifest.samples))
+    lines = (" ".join(f"{INPUTS}/{path.stem}{suffix}" for path in paths) for paths in samples)
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def _names(bundle: Bundle) -> list[str]:
@@ -220,10 +214,8 @@ def _words(flags: Mapping[str, str]) -> dict[str, str]:
 
 
 def _versions(manifest: Manifest) -> str:
-    named = (
-        f"{name} {manifest.versions[name]}" for name in ("executorch", "qnn", "torch") if name in manifest.versions
-    )
-    return ", ".join(named) or "tools that it does not name"
+    named = [name for name in ("executorch", "qnn", "torch") if name in manifest.versions]
+    return ", ".join(f"{name} {manifest.versions[name]}" for name in named) or "tools that it does not name"
 
 
 def _delegation(manifest: Manifest) -> str:
@@ -239,16 +231,13 @@ def _more_files(bundle: Bundle) -> list[str]:
         for kind in bundle.manifest.references
     ]
     rows += [f"| `{name}` | the shapes that are executed |" for name in shape_flags(bundle.manifest).values()]
-    rows += [f"| `{_LOG}` | output of the compiler |"] if (bundle.folder / _LOG).exists() else []
-    return [
-        *rows,
-        *([f"| `{OPTRACE}/` | graphs for the SDK's timeline |"] if (bundle.folder / OPTRACE).exists() else []),
-        *(
-            [f"| `{OP_PACKAGES}/` | op packages: the program looks for them there, `farm exec` brings none |"]
-            if _has_packages(bundle)
-            else []
-        ),
-    ]
+    if (bundle.folder / _LOG).exists():
+        rows.append(f"| `{_LOG}` | output of the compiler |")
+    if (bundle.folder / OPTRACE).exists():
+        rows.append(f"| `{OPTRACE}/` | graphs for the SDK's timeline |")
+    if _has_packages(bundle):
+        rows.append(f"| `{OP_PACKAGES}/` | op packages: the program looks for them there, `farm exec` brings none |")
+    return rows
 
 
 def _has_packages(bundle: Bundle) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 from farm.base.backends.registry import DEFAULT_BACKEND, find_backend, runs_on_cpu
 from farm.base.errors import ConfigError, InfraError, ProgramError, UsageError
 from farm.base.files import make_folders, write_atomically
+from farm.base.grouping import grouped
 from farm.base.hashes import sha256_of
 from farm.base.processes import ask_program
 from farm.base.socs import Soc, check_target, find_soc
@@ -181,13 +182,11 @@ def before_the_end(text: str, generation: Generation) -> tuple[Generated, ...]:
 
     With a time to fill, only the first round counts: tokens beyond a prompt's number are left out. Pure.
     """
-    tokens: dict[int, list[int]] = {}
-    for prompt, token in _PAIR.findall(text):
-        if (line := int(prompt)) < len(generation.prompt_tokens):
-            tokens.setdefault(line, []).append(int(token))
+    tokens = grouped((int(prompt), int(token)) for prompt, token in _PAIR.findall(text))
     return tuple(
         Generated(line, generation.prompt_tokens[line], tuple(_first_round(tokens[line], line, generation)))
         for line in sorted(tokens)
+        if line < len(generation.prompt_tokens)
     )
 
 
@@ -277,12 +276,8 @@ def qnn_line(compiled: str, runtime: str) -> FitLine:
     """Return the line of the version of QNN: a runtime loads no program of a newer QNN."""
     by = f"compiled by QNN {compiled}" if compiled else "compiled by an unknown QNN"
     if not runtime:
-        return FitLine(
-            FitOf.QNN,
-            Level.WARNING,
-            f"{by}, the runtime's version is unknown",
-            "docs/guides/runtime.md names its files",
-        )
+        step = "docs/guides/runtime.md names its files"
+        return FitLine(FitOf.QNN, Level.WARNING, f"{by}, the runtime's version is unknown", step)
     ours, theirs = release_of(runtime), release_of(compiled)
     runtime = _BUILD_ID.sub(rb"\1", runtime.encode()).decode()
     if ours and theirs and theirs > ours:
@@ -300,10 +295,7 @@ def file_lines(parts: Sequence[RuntimePart]) -> Iterator[FitLine]:
             yield FitLine(FitOf.SKEL, Level.WARNING, _named(skel.name, fault), fault.repair)
         else:
             yield FitLine(FitOf.SKEL, Level.OK, f"{skel.name}, for this HTP")
-    by_repair: dict[str, list[str]] = {}
-    for name, fault in faults.items():
-        by_repair.setdefault(fault.repair, []).append(_named(name, fault))
-    for repair, problems in by_repair.items():
+    for repair, problems in grouped((fault.repair, _named(name, fault)) for name, fault in faults.items()).items():
         yield FitLine(FitOf.FILES, Level.WARNING, ", ".join(problems), repair)
     if not faults:
         yield FitLine(FitOf.FILES, Level.OK, f"{len(parts) - len(skels)} for Android, complete")

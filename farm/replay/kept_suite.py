@@ -192,19 +192,13 @@ def _recorded_outputs(
     artifacts: ArtifactStore, stored: StoredResult, bundle: Bundle
 ) -> tuple[tuple[NDArray[np.generic], ...], ...]:
     """Return the outputs that were kept, by sample; () unless all of them are here."""
-    manifest = bundle.manifest
-    if not manifest.outputs:
-        return ()
-    found = []
-    for sample in range(manifest.samples):
-        row = []
-        for index, spec in enumerate(manifest.outputs):
-            sha256 = stored.outputs.get(f"output_{sample}_{index}.raw", "")
-            path = artifacts.find_whole(sha256)
-            if path is None or path.stat().st_size != spec.nbytes:
-                return ()
-            row.append(read_tensor(path, spec))
-        found.append(tuple(row))
+    specs, found = bundle.manifest.outputs, []
+    for sample in range(bundle.manifest.samples) if specs else ():
+        paths = [artifacts.find_whole(stored.outputs.get(f"output_{sample}_{n}.raw", "")) for n in range(len(specs))]
+        row = [(path, spec) for path, spec in zip(paths, specs, strict=True) if path]
+        if len(row) < len(specs) or any(path.stat().st_size != spec.nbytes for path, spec in row):
+            return ()
+        found.append(tuple(read_tensor(path, spec) for path, spec in row))
     return tuple(found)
 
 
@@ -261,14 +255,8 @@ def _written(folder: Path, program: KeptProgram) -> str:
     if program.deterministic is not None:
         entries["deterministic"] = program.deterministic
     if manifest.generation is None:
-        samples = [
-            [
-                read_tensor(path, spec)
-                for path, spec in zip(program.bundle.input_files(sample), manifest.inputs, strict=True)
-            ]
-            for sample in range(manifest.samples)
-        ]
-        files = _saved(folder, name, "input", samples)
+        paths = (zip(program.bundle.input_files(n), manifest.inputs, strict=True) for n in range(manifest.samples))
+        files = _saved(folder, name, "input", [[read_tensor(path, spec) for path, spec in one] for one in paths])
         entries |= {"samples": manifest.samples} if manifest.samples > 1 else {}
         entries["inputs"] = [{"files": list(column)} for column in zip(*files, strict=True)]
         entries |= {"method": manifest.method} if manifest.method != FORWARD else {}

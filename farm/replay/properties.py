@@ -30,7 +30,6 @@ _LEAST_SAMPLES = 5
 _MOST_NAMED = 3
 MOST_PUSH_SECONDS = 300.0
 """Longest time for the files of the health check, by the measured push speed."""
-_NOT_REACHED = "not checked: {}"
 _SIMULATED = "no DSP: a virtual device runs QNN's simulator"
 
 
@@ -114,7 +113,7 @@ def error(name: Property, text: str, next_step: str = "") -> CheckedProperty:
 
 def not_checked(name: Property, reason: str) -> CheckedProperty:
     """Return the line of a property that could not be read."""
-    return warning(name, _NOT_REACHED.format(reason))
+    return warning(name, f"not checked: {reason}")
 
 
 def identity(device: Device, soc_before: str) -> CheckedProperty:
@@ -181,9 +180,8 @@ def page_size(facts: PlatformFacts, headers: Mapping[str, ElfHeader]) -> Checked
     if not facts.page_bytes:
         return warning(name, "not reported", "libraries that were linked for 4 KB pages may not load on newer phones")
     own = {file: one.page_bytes for file, one in headers.items() if one.machine != HEXAGON and one.page_bytes}
-    small = {file: size for file, size in own.items() if size < facts.page_bytes}
     pages = f"{facts.page_bytes // 1024} KB pages"
-    if small:
+    if small := {file: size for file, size in own.items() if size < facts.page_bytes}:
         files = ", ".join(f"{file} ({size // 1024} KB)" for file, size in sorted(small.items())[:_MOST_NAMED])
         files += f" and {len(small) - _MOST_NAMED} more" if len(small) > _MOST_NAMED else ""
         step = "link farm's with NDK r28 (-Wl,-z,max-page-size=16384), take QNN's from a newer SDK"
@@ -206,19 +204,16 @@ def domain(device: Device, facts: PlatformFacts, checked: HealthCheckResult) -> 
     """Return the line about the process domain for unsigned code."""
     name = Property.DOMAIN
     if checked.cause is Cause.DEVICE:
-        return _explained(name, checked)
+        return _explained(name, checked.problem)
     if device.kind == "virtual":
         return ok(name, _SIMULATED)
     if not checked.skipped and not checked.problem:
         return ok(name, "the unsigned skel of the health check ran on the DSP")
-    if (lacking := _closed(device, facts)) is not None:
-        return lacking
-    nodes = ", ".join(facts.nodes)
-    return not_checked(name, f"{nodes} can be opened, and the health check did not get so far")
+    return _reached(device, facts)
 
 
-def _closed(device: Device, facts: PlatformFacts) -> CheckedProperty | None:
-    """Return the line of a device whose DSP this user cannot reach; None for another device."""
+def _reached(device: Device, facts: PlatformFacts) -> CheckedProperty:
+    """Return how far this user reaches the DSP of a device where the health check did not run."""
     name = Property.DOMAIN
     if facts.closed_nodes and not facts.nodes:
         step = "allow the node to this user in the vendor's rules, or run as root"
@@ -227,17 +222,16 @@ def _closed(device: Device, facts: PlatformFacts) -> CheckedProperty | None:
         return error(name, "no FastRPC node of the compute DSP in /dev", "install the vendor's kernel with FastRPC")
     if device.os == "android" and not facts.fastrpc:
         return error(name, "no libcdsprpc.so in /vendor/lib64", "install the vendor's image of this device")
-    return None
+    return not_checked(name, f"{', '.join(facts.nodes)} can be opened, and the health check did not get so far")
 
 
 def skel(device: Device, headers: Mapping[str, ElfHeader], checked: HealthCheckResult, missing: str) -> CheckedProperty:
     """Return the line about the skel; `missing` is the reason for an absent runtime."""
     name = Property.SKEL
     if missing:
-        problem, _, step = missing.rpartition(": ")
-        return error(name, problem or step, step if problem else "")
+        return _explained(name, missing)
     if checked.cause is Cause.RUNTIME:
-        return _explained(name, checked)
+        return _explained(name, checked.problem)
     if device.kind == "virtual":
         return ok(name, _SIMULATED)
     skels = [f"{file} for V{one.hexagon_arch}" for file, one in headers.items() if one.machine == HEXAGON]
@@ -257,7 +251,7 @@ def health(checked: HealthCheckResult) -> CheckedProperty:
     if checked.cause in _EXPLAINED_ABOVE:
         return error(name, f"failed: see {_EXPLAINED_ABOVE[checked.cause]}")
     if checked.problem:
-        return _explained(name, checked)
+        return _explained(name, checked.problem)
     return ok(name, "passed")
 
 
@@ -286,6 +280,7 @@ def latencies(checked: HealthCheckResult) -> CheckedProperty:
     return ok(name, text)
 
 
-def _explained(name: Property, checked: HealthCheckResult) -> CheckedProperty:
-    problem, _, step = checked.problem.rpartition(": ")
+def _explained(name: Property, reason: str) -> CheckedProperty:
+    """Return the error of a reason that ends with the next step."""
+    problem, _, step = reason.rpartition(": ")
     return error(name, problem or step, step if problem else "")

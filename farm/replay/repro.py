@@ -258,16 +258,14 @@ def _fill(
     device = folder / DEVICE
     device.mkdir()
     layout = job_layout(bundle, PurePosixPath(), runtime.kind)
-    for name, content in layout.files.items():
+    files = {str(name): content for name, content in layout.files.items()} | runtime.files
+    for name, content in files.items():
         (device / name).parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
             (device / name).write_bytes(content)
         else:
             source = layout.objects[content.target.name] if isinstance(content, Link) else content
             shutil.copyfile(source, device / name)
-    for relative, source in runtime.files.items():
-        (device / relative).parent.mkdir(exist_ok=True)
-        shutil.copyfile(source, device / relative)
     words = " ".join(shlex.quote(f"--{name}={value}") for name, value in flags.items())
     (device / _ON_DEVICE).write_text(
         filled("repro_on_device.sh", outputs=_OUTPUTS, runner=shlex.quote(runtime.runner), flags=words),
@@ -315,10 +313,8 @@ def _script(stored: StoredResult, bundle: Bundle, runtime: Runtime, *, virtual: 
         f"Runs {stored.view.id} again, as in run {stored.run.id}, with nothing but adb.",
         f"Then, on {stored.attempt.device} ({stored.kind}): {stored.attempt.verdict} {stored.attempt.reason}",
     ]
-    if virtual:
-        lines.append(
-            "VIRTUAL: the files are for a virtual device on x86_64, never for a phone; its times mean nothing."
-        )
+    simulated = "VIRTUAL: the files are for a virtual device on x86_64, never for a phone; its times mean nothing."
+    lines += [simulated] if virtual else []
     return filled(
         "repro.sh",
         about="\n".join(f"# {one_line(line, 110)}" for line in lines),
