@@ -147,17 +147,14 @@ def check_devices(config: Config, store: Store, names: Sequence[str], wait_s: fl
             for device in scan.devices
             if not names or any(is_called(device, known.get(device.id), name) for name in names)
         ]
+        socs = load_socs()
+        reasons = [
+            out_of_use(known[one.id], one.called) if one.soc in socs else no_profile(one.soc) for one in attached
+        ]
+        judged = list(zip(attached, reasons, strict=True))
         found = list(_unusable(scan, known, attached, names))
-        devices = []
-        for device in attached:
-            reason = (
-                out_of_use(known[device.id], device.called) if device.soc in load_socs() else no_profile(device.soc)
-            )
-            if reason:
-                found.append(_not_checked(device, before.get(device.id, ""), reason))
-            else:
-                devices.append(device)
-        if devices:
+        found += [_not_checked(device, before.get(device.id, ""), reason) for device, reason in judged if reason]
+        if devices := [device for device, reason in judged if not reason]:
             found += _check(config, store, devices, before, wait_s, supervisor)
     order = list(CheckOutcome)
     return sorted(found, key=lambda one: (order.index(one.checked.outcome), one.checked.soc, one.checked.name))

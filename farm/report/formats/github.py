@@ -35,6 +35,18 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], most: int) -> list[str]:
+    """Return a table of the first `most` rows below its title with their number; [] without rows."""
+    return [f"#### {title}: {len(rows)}\n\n{table(heads, rows[:most])}"] if rows else []
+
+
+def origin(*, stub: object, virtual: object) -> list[str]:
+    """Return the warning about the origin of numbers; [] for numbers of hardware."""
+    if stub:
+        return [f"**{STUBBED}**.\n"]
+    return ["Virtual devices: times are of a simulator.\n"] if virtual else []
+
+
 def add_summary(make: Callable[[], str]) -> None:
     """Append the result of `make` to the summary of the current GitHub step, if there is one.
 
@@ -70,15 +82,10 @@ def run_markdown(view: RunView) -> str:
     """Return the Markdown summary of one run."""
     summary = summarize(view)
     parts = [f"### farm run: {escaped(summary.tone)}\n\n{escaped(summary.verdict_line)}\n"]
-    if summary.stub:
-        parts.append(f"**{STUBBED}**.\n")
-    elif summary.virtual_devices:
-        parts.append("Virtual devices: times are of a simulator.\n")
+    parts += origin(stub=summary.stub, virtual=summary.virtual_devices)
     failed, infra = summary.having(Outcome.FAILED), summary.having(Outcome.INFRA)
     for title, jobs in (("Failed", failed), ("Infra", infra), ("Skipped", summary.out_of_time)):
-        if jobs:
-            rows = [(one.job.id, one.reason) for one in jobs[:_SHOWN]]
-            parts.append(f"#### {title}: {len(jobs)}\n\n" + table(["job", "why"], rows))
+        parts += section(title, ["job", "why"], [(one.job.id, one.reason) for one in jobs], _SHOWN)
     return "\n".join(parts) + "\n"
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from farm.base.text import json_document, one_line
-from farm.report.formats.github import escaped, table, workflow_commands
+from farm.report.formats.github import escaped, origin, section, table, workflow_commands
 from farm.report.model.compare import (
     ComparedJob,
     CompareGroup,
@@ -26,11 +26,10 @@ from farm.report.terminal.layout import STUBBED
 from farm.results.attempt import Attempt, Verdict
 from farm.store.records import AlertRecord, RunView
 
-# CompareReport -> JSON for programs, and Markdown for the summary of a GitHub step. Texts are treated as hostile.
-
-
 # Jobs per group; the page lists all of them.
-_SHOWN_IN_STEP = 50
+_SHOWN = 50
+
+# CompareReport -> JSON for programs, and Markdown for the summary of a GitHub step. Texts are treated as hostile.
 
 
 def compare_data(report: CompareReport) -> dict[str, Any]:
@@ -57,14 +56,9 @@ def compare_markdown(report: CompareReport) -> str:
     """Return the Markdown summary of a comparison."""
     parts = [f"### farm perf compare: {report.verdict}\n\n{escaped(sentence(report))}\n"]
     parts += [f"{escaped(side_line(side))}\n" for side in report.sides]
-    if report.stub:
-        parts.append(f"**{STUBBED}**.\n")
-    elif report.kind == "virtual":
-        parts.append("Virtual devices: times are of a simulator.\n")
+    parts += origin(stub=report.stub, virtual=report.kind == "virtual")
     for group, title in TITLES.items():
-        if jobs := report.having(group):
-            rows = [(job.name, job.text) for job in jobs[:_SHOWN_IN_STEP]]
-            parts.append(f"#### {title}: {len(jobs)}\n\n" + table(["job", "what"], rows))
+        parts += section(title, ["job", "what"], [(job.name, job.text) for job in report.having(group)], _SHOWN)
     if totals := [(row.what, row.a, row.b, row.change, row.over) for row in overview(report)]:
         parts.append("#### In all\n\n" + table(["what", "A", "B", "change", "of"], totals))
     return "\n".join(parts) + "\n"
@@ -95,7 +89,6 @@ SIMULATED = "Virtual devices: times are of a simulator."
 NEW, REGRESSED, NOT_YOURS = "Newly failing", "Regressions", "Not your commit"
 # The verdict before may be about an earlier state of the same pull request: no proof.
 FAILING_BEFORE = "Failed before as well"
-_SHOWN = 50
 MOST_COMMANDS = 5
 # Versions that another commit or another machine may have brought along with the commit under test.
 _SURROUNDINGS = ("torch", "torchao", "qnn", "python", "onnxruntime-qnn")
@@ -180,10 +173,9 @@ def review_markdown(review: Review) -> str:
     parts = [f"### {escaped(review.name)}: {title}\n\n{escaped(review.sentence)}\n"]
     parts += [f"{escaped(line)}\n" for line in review.facts]
     for name, findings in review.sections.items():
-        if findings:
-            more = f"\nand {len(findings) - _SHOWN} more\n" if len(findings) > _SHOWN else ""
-            heads = ["job", "proof" if name == NOT_YOURS else "what"]
-            parts.append(f"#### {name}: {len(findings)}\n\n{table(heads, findings[:_SHOWN])}{more}")
+        more = f"\nand {len(findings) - _SHOWN} more\n" if len(findings) > _SHOWN else ""
+        heads = ["job", "proof" if name == NOT_YOURS else "what"]
+        parts += [f"{text}{more}" for text in section(name, heads, findings, _SHOWN)]
     if review.commands:
         lines = "\n".join(f"    {one_line(one, 1000)}" for one in review.commands)
         parts.append(f"#### Repeat\n\n{lines}\n")
