@@ -6,9 +6,8 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,12 +33,7 @@ from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, QnnFiles
 from farm.builds.runtime.runtime import BACKEND_IN_BUILD, RUNNER_IN_BUILD, Places, device_parts, domain_flag
 from farm.devices.execution.content_store import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.suites.options import runtime_flags
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from farm.suites.suite import Target
-
+from farm.suites.suite import Target
 
 # Folders for users without farm: texts with filled in values, written completely or not at all.
 

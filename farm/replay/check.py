@@ -16,16 +16,18 @@ import statistics
 import sys
 import time
 import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from farm import __version__
 from farm.base.backends.registry import DEFAULT_BACKEND
+from farm.base.config.settings import Config, HealthConfig
 from farm.base.errors import ConfigError, DeviceError, FarmError, MissingToolError, UnknownNameError
 from farm.base.files import own_folder
 from farm.base.processes import Supervisor
@@ -35,6 +37,7 @@ from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundles_for
 from farm.builds.runtime.packages import package_version
 from farm.builds.runtime.parts import ElfHeader, read_elf
+from farm.builds.runtime.runtime import Runtime
 from farm.devices.connect import open_transport
 from farm.devices.device import AdbAddress, Device, SshAddress
 from farm.devices.discovery import ABSENT, Scan, scan_all
@@ -43,12 +46,13 @@ from farm.devices.execution.liveness import collect_crash_logs
 from farm.devices.facts import PlatformFacts, denials, read_platform, read_status
 from farm.devices.hosts import host_configs
 from farm.devices.ssh.config import ssh_address
+from farm.devices.transport import Transport
 from farm.dispatch.device_run.device_worker import DeviceWorker
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
 from farm.dispatch.pool.fleet import is_called, narrowed, out_of_use, runtimes_of
 from farm.dispatch.request.request import RunPlan
-from farm.policy.situation import Priority
+from farm.policy.situation import Lease, Priority
 from farm.replay import properties
 from farm.replay.properties import (
     MOST_PUSH_SECONDS,
@@ -64,16 +68,7 @@ from farm.replay.properties import (
 from farm.replay.stored_result import build_bundle
 from farm.store.cluster.records import PlannedJob
 from farm.store.leases.registry import Registered, Seen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from farm.base.config.settings import Config, HealthConfig
-    from farm.builds.runtime.runtime import Runtime
-    from farm.devices.transport import Transport
-    from farm.policy.situation import Lease
-    from farm.store.store import Store
-
+from farm.store.store import Store
 
 # Examination of attached devices, now: whether each is fit to be measured on. `farm devices check`.
 

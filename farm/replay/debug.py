@@ -5,33 +5,38 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from farm.base.config.settings import Config
 from farm.base.errors import IllegalTargetError, UnknownNameError, UsageError
 from farm.base.files import end_of_log
 from farm.base.interrupts import InterruptHandler
 from farm.base.text import bounded_log, reason_line
+from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.compile.debug.protocol import (
     BUNDLE,
     ETRECORD,
     CompareRequest,
     CompileRequest,
+    DebugProcess,
     DebugReply,
     UserMetric,
     Written,
 )
 from farm.builds.program.layers import Layer, LayerStep
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.devices.execution.raw import DEBUG_FILE, ETDUMP_FILE, RunnerOptions
 from farm.dispatch.device_run.artifacts import AttemptArtifacts
 from farm.dispatch.device_run.device_run import DeviceRun
 from farm.dispatch.pool.fleet import AcquiredDevice, Choice, DeviceAcquirer
 from farm.dispatch.request.choose import named_job
+from farm.dispatch.request.records import run_record
 from farm.dispatch.request.request import Profile
 from farm.policy.situation import Priority
 from farm.replay.one_off import finish_run
@@ -40,17 +45,8 @@ from farm.results.judge import build_failure, with_known_issue, write_problem
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
 from farm.store.records import BuildRecord
-from farm.suites.suite import FORWARD, Job
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from farm.base.config.settings import Config
-    from farm.builds.bundles.bundle import Bundle
-    from farm.builds.compile.debug.protocol import DebugProcess
-    from farm.builds.toolchains.toolchain import Toolchain
-    from farm.store.store import Store
-    from farm.suites.suite import Case
+from farm.store.store import Store, open_store
+from farm.suites.suite import FORWARD, Case, Job
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +106,6 @@ def debug(config: Config, request: DebugRequest) -> DebugOutcome:
     Raises UsageError for a job whose layers cannot be distinguished, NoDeviceError for a missing device, InfraError if
     no step could begin.
     """
-    from farm.store.store import open_store
-
     if not 0 <= request.sample < request.job.case.samples:
         raise UsageError(f"there is no sample {request.sample}: the case has {request.job.case.samples}, from 0")
     with InterruptHandler(), open_store(config.store_url) as store:
@@ -181,8 +175,6 @@ class _Debug:
         return min(seconds, max(_LEAST_SECONDS, self._request.until_s - time.monotonic()))
 
     def _begin(self, tools: Toolchain) -> str:
-        from farm.dispatch.request.records import run_record
-
         # A program that keeps all intermediate outputs measures no ordinary job: it belongs to no common series.
         asked = "virtual" if self._request.virtual else "hardware"
         of_method = "" if self._job.case.method == FORWARD else f" of {self._job.case.method}"
@@ -195,7 +187,6 @@ class _Debug:
 
     def _record(self, run_id: str, tools: Toolchain, folder: Path, acquirer: DeviceAcquirer) -> Attempt:
         """Compile, run, compare and record. Raises UsageError for a program without distinguishable layers."""
-        from farm.builds.bundles.bundle import load_bundle
         from farm.builds.compile.debug.protocol import DebugProcess
 
         log = folder / "debugger.log"

@@ -7,20 +7,22 @@ import mmap
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from farm.base.backends.registry import DEFAULT_BACKEND, find_backend, runs_on_cpu
+from farm.base.config.settings import Config
 from farm.base.errors import ConfigError, InfraError, ProgramError, UsageError
 from farm.base.files import make_folders, write_atomically
 from farm.base.grouping import grouped
 from farm.base.hashes import sha256_of
-from farm.base.processes import ask_program
+from farm.base.processes import Supervisor, ask_program
 from farm.base.socs import Soc, check_target, find_soc
 from farm.base.text import one_line
 from farm.builds.bundles.bundle import Bundle, Generation, load_bundle
@@ -34,6 +36,7 @@ from farm.builds.runtime.qnn_sdk import release_of
 from farm.builds.runtime.runtime import android_places, device_parts
 from farm.builds.toolchains.interpreters import process_environment
 from farm.builds.toolchains.selection import prepare
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.devices.execution.raw import RESULT_FILE, TOKENS_FILE, RawResult
 from farm.dispatch.request.request import require_profilable
 from farm.replay.bundle_folder import require_new
@@ -50,22 +53,13 @@ from farm.replay.ready_program import (
 )
 from farm.replay.stored_result import try_build
 from farm.report.model import format as fmt
-from farm.results.attempt import Cause, Stage
+from farm.results.attempt import Attempt, Cause, Stage
 from farm.results.numerics import Figures, compare, worst
 from farm.results.runner_report import Generated, ReportError, read_report
+from farm.store.store import Store
 from farm.suites.generate import Generate, require_for_text
 from farm.suites.prompts import Tokens, read_tokens
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from farm.base.config.settings import Config
-    from farm.base.processes import Supervisor
-    from farm.builds.toolchains.toolchain import Toolchain
-    from farm.results.attempt import Attempt
-    from farm.store.store import Store
-
 
 # A `.pte` that a user has and that generates text, with prompts -> the one job that runs it, its bundle, its tokens.
 #
@@ -409,8 +403,6 @@ def _planned(config: Config, tools: Toolchain, ready: ReadyProgram, error: list[
 def _compiled(
     config: Config, tools: Toolchain, request: ReadyRequest, socs: Sequence[str], module: NamedModule, precision: str
 ) -> list[PlannedProgram]:
-    from farm.base.processes import Supervisor
-
     backend = request.backend or DEFAULT_BACKEND
     inputs = request.inputs or write_example_inputs(config, tools, module)
     jobs = [module_job(module, inputs, soc, backend, precision_of(backend, precision)) for soc in socs]

@@ -12,12 +12,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from farm.base.backends.registry import runs_on_cpu
+from farm.base.config.settings import Config
 from farm.base.errors import UsageError
 from farm.base.text import one_line
 from farm.builds.bundles.bundle import MODEL, Bundle, Generation, read_tensor
@@ -33,14 +37,6 @@ from farm.suites.edit import toml_limits, toml_value
 from farm.suites.manifests import suite_name
 from farm.suites.options import MANIFEST
 from farm.suites.suite import FORWARD, Case, Limits
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from farm.base.config.settings import Config
 
 _VERSIONS = ("executorch", "qnn", "torch")
 # Limits for programs that repeat bit for bit, as for float32, above its rounding.

@@ -6,16 +6,18 @@ import contextlib
 import logging
 import re
 import shutil
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from farm.base.config.settings import Config, HealthConfig
 from farm.base.errors import ConfigError, ExitCode, FarmError, UsageError
 from farm.base.hashes import sha256_of
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
+from farm.base.processes import Supervisor
 from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.generation import DECODE
@@ -24,7 +26,8 @@ from farm.builds.bundles.reuse import find_bundle_for
 from farm.builds.program.pte import read_pte
 from farm.builds.runtime.parts import AARCH64, MACHINES, X86_64, read_elf
 from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime, with_runner
-from farm.devices.device import Event, Health, HealthEvent, HealthMark, next_health
+from farm.builds.toolchains.toolchain import Toolchain
+from farm.devices.device import Device, Event, Health, HealthEvent, HealthMark, next_health
 from farm.devices.execution.llama_runner import LOGITS, OWN_FLAGS, TOKENIZER, Dumped
 from farm.devices.execution.raw import RESULT_FILE, RawResult
 from farm.devices.execution.runner_process import too_many
@@ -32,31 +35,20 @@ from farm.dispatch.device_run.artifacts import AttemptArtifacts, kept_outputs
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate, require_device
 from farm.dispatch.device_run.device_worker import with_rerun
 from farm.dispatch.device_run.health_check import health_check_job
-from farm.dispatch.pool.fleet import Choice, DeviceAcquirer
-from farm.dispatch.request.records import exit_code_of, write_report
+from farm.dispatch.pool.fleet import AcquiredDevice, Choice, DeviceAcquirer
+from farm.dispatch.request.records import exit_code_of, leave_intent, run_record, write_report
 from farm.dispatch.request.request import Execution, Profile
-from farm.policy.retries import as_recorded, classify, is_open, needs_health_check, tried, unfit
+from farm.policy.retries import Tried, as_recorded, classify, is_open, needs_health_check, tried, unfit
+from farm.replay.stored_result import build_bundle
 from farm.results.analysis.history import CONTENTS
 from farm.results.attempt import Attempt, Verdict
 from farm.results.judge import judge
-from farm.store.records import BuildRecord, Purpose, RunToolchain
-from farm.suites.suite import Job
+from farm.store.records import ArtifactRecord, BuildRecord, Purpose, RunToolchain
+from farm.store.store import Store
+from farm.suites.suite import Job, Target
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from farm.base.config.settings import Config, HealthConfig
-    from farm.base.processes import Supervisor
-    from farm.builds.toolchains.toolchain import Toolchain
-    from farm.devices.device import Device
-    from farm.dispatch.pool.fleet import AcquiredDevice
-    from farm.policy.retries import Tried
-    from farm.store.records import ArtifactRecord
-    from farm.store.store import Store
-    from farm.suites.suite import Target
-
-    FindBundle = Callable[[Toolchain, Supervisor], Bundle]
-    Look = Callable[[RawResult, Attempt], Attempt]
+FindBundle = Callable[[Toolchain, Supervisor], Bundle]
+Look = Callable[[RawResult, Attempt], Attempt]
 
 
 # The user's `qnn_llama_runner` in place of farm's own runner: files to push, supported targets, judgement.
@@ -365,8 +357,6 @@ def finish_run(
 def _begin(
     config: Config, store: Store, request: OneOffRequest, tools: Toolchain, bundle: Bundle, acquired: AcquiredDevice
 ) -> str:
-    from farm.dispatch.request.records import leave_intent, run_record
-
     kind, manifest, job = acquired.device.kind, bundle.manifest, request.job
     # The versions of the bundle's toolchain, which may be older than the installed one.
     here = {name: fact for name, fact in tools.fingerprint(kind).items() if name not in CONTENTS}
@@ -397,8 +387,6 @@ def _find_health_check(
     config: Config, target: Target, tools: Toolchain, supervisor: Supervisor, *, may_compile: bool
 ) -> tuple[Job, Bundle] | None:
     """Return the health check's program for a target, compiled if the cache lacks it and `may_compile`; else None."""
-    from farm.replay.stored_result import build_bundle
-
     job, cache = health_check_job(target.soc, target.backend, direct=target.direct), BundleCache(config.cache_dir)
     try:
         found = find_bundle_for(job, tools, cache)

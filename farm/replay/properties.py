@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
+from farm.base.config.devices import HealthConfig
 from farm.base.socs import load_socs, no_profile
 from farm.builds.runtime.parts import HEXAGON, ElfHeader
-from farm.devices.facts import DeviceStatus, check
+from farm.devices.device import Device
+from farm.devices.facts import DeviceStatus, PlatformFacts, check
 from farm.results.attempt import Cause
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from farm.base.config.devices import HealthConfig
-    from farm.devices.device import Device
-    from farm.devices.facts import PlatformFacts
 
 # Room for the bundles and outputs of a suite beside the runtime.
 _SPARE_BYTES = 1 << 30

@@ -6,21 +6,24 @@ import hashlib
 import re
 import shlex
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from farm.base.backends.registry import BACKENDS, cpu_backends, find_backend
+from farm.base.config.settings import Config
 from farm.base.errors import ConfigError, IllegalTargetError, UsageError
 from farm.base.hashes import sha256_of
 from farm.base.socs import READY, check_target, find_soc, load_socs
-from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, TensorSpec, read_tensor
+from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle, TensorSpec, read_tensor
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.ready import features_of, output_specs, read_ready, ready_manifest
 from farm.builds.program.pte import Method, Program, Value, read_pte, to_memory
-from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE
+from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE, RawResult
 from farm.dispatch.request.request import Profile, require_profilable
 from farm.replay.bundle_folder import require_new
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
@@ -28,21 +31,13 @@ from farm.results.attempt import Attempt, Cause, Comparison, Stage, Verdict
 from farm.results.numerics import compare, worst
 from farm.results.outputs import UNJUDGED, compared, executed_spec
 from farm.results.runner_report import read_report
+from farm.store.store import Store
 from farm.suites.options import parse_options
 from farm.suites.suite import FORWARD, Case, Job, State, Target, order_problem, state_problem, why_on_device
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+Array = NDArray[np.generic]
+Samples = tuple[tuple[Array, ...], ...]
 
-    from numpy.typing import NDArray
-
-    from farm.base.config.settings import Config
-    from farm.builds.bundles.bundle import Bundle
-    from farm.devices.execution.raw import RawResult
-    from farm.store.store import Store
-
-    Array = NDArray[np.generic]
-    Samples = tuple[tuple[Array, ...], ...]
 
 SUITE = "exec"
 """Suite under which such jobs are recorded."""

@@ -6,16 +6,19 @@ import logging
 import re
 import shlex
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.errors import MissingPackageError, UsageError
 from farm.base.socs import find_soc
 from farm.base.text import one_line
 from farm.builds.bundles.bundle import MODEL, Bundle
-from farm.builds.runtime.runtime import LLAMA_RUNNER
+from farm.builds.runtime.native import ANDROID, TARGETS
+from farm.builds.runtime.runtime import LLAMA_RUNNER, Runtime, staged_runtime, virtual_runtime
 from farm.devices.execution.content_store import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.devices.execution.raw import TOKENS_FILE
 from farm.devices.process import Link
@@ -26,16 +29,10 @@ from farm.replay.one_off import LlamaProgram, OneOffOutcome, OneOffRequest, job_
 from farm.replay.stored_result import StoredResult, find_bundle, find_job, stored_bundle, target_of
 from farm.results.analysis.history import changed_facts
 from farm.results.attempt import Attempt, Verdict
+from farm.store.artifacts import open_artifacts
 from farm.store.records import RunToolchain
+from farm.store.store import Store
 from farm.suites.options import runtime_flags
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from farm.base.config.settings import Config
-    from farm.builds.runtime.runtime import Runtime
-    from farm.store.store import Store
-
 
 # A stored result, run again from its exact bundle, and both results side by side.
 
@@ -236,9 +233,6 @@ def write_script(
 
 
 def _runtime(config: Config, stored: StoredResult, *, virtual: bool) -> Runtime:
-    from farm.builds.runtime.native import ANDROID, TARGETS
-    from farm.builds.runtime.runtime import staged_runtime, virtual_runtime
-
     soc, backend, mode = find_soc(stored.view.soc), stored.view.backend, target_of(stored.view).mode
     if virtual:
         return virtual_runtime(config, soc, backend, mode=mode)
@@ -295,8 +289,6 @@ def _fill(
 
 def _recorded_outputs(config: Config, stored: StoredResult) -> dict[str, Path | None]:
     """Return the kept outputs by their names in the script's folder; None for a lost or damaged one."""
-    from farm.store.artifacts import open_artifacts
-
     store = open_artifacts(config)
     # Other users may write where farm keeps the names.
     return {name: store.find_whole(sha256) for name, sha256 in stored.outputs.items() if _OUTPUT_NAME.fullmatch(name)}

@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.errors import ArtifactLostError, InfraError, NoHistoryError, UnknownNameError, UsageError
 from farm.base.files import make_folders
 from farm.base.forms import is_bundle_key
+from farm.base.processes import Supervisor
 from farm.base.socs import check_target, find_soc
+from farm.builds.bundles.bundle import Bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key, facts_of, relevant_versions
 from farm.builds.bundles.reuse import find_bundle_for
+from farm.builds.compile.protocol import BuildReply
 from farm.builds.runtime.runtime import LLAMA_RUNNER
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.dispatch.device_run.artifacts import TOKENS, kept_outputs
 from farm.dispatch.request.records import changed_code, planned_jobs
 from farm.dispatch.request.request import Profile
@@ -26,18 +31,9 @@ from farm.results.analysis.history import CONTENTS, changed_facts, side_of
 from farm.results.attempt import Attempt
 from farm.store.records import JobView, RunView
 from farm.store.rows import device_facts
+from farm.store.store import Store, open_store
 from farm.suites.options import check_options
 from farm.suites.suite import Job, MethodInputs, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm.base.config.settings import Config
-    from farm.base.processes import Supervisor
-    from farm.builds.bundles.bundle import Bundle
-    from farm.builds.compile.protocol import BuildReply
-    from farm.builds.toolchains.toolchain import Toolchain
-    from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -312,7 +308,6 @@ def stored_bundle(config: Config, stored: StoredResult, *, virtual: bool) -> Bun
     """Return the exact bundle of a result, compiled again where it is gone. Raises as `find_bundle`."""
     if (bundle := kept_bundle(config, stored)) is not None:
         return bundle
-    from farm.base.processes import Supervisor
     from farm.builds.toolchains.selection import prepare
 
     with Supervisor() as supervisor:
@@ -330,7 +325,6 @@ def find_made_bundle(config: Config, key: str) -> Bundle | None:
         return found
     from farm.store.objects.archive import fetch_bundle
     from farm.store.objects.objects import READER_PATIENCE_S, open_objects
-    from farm.store.store import open_store
 
     with open_store(config.store_url, readonly=True) as store:
         build = store.cluster.build_of([key]).get(key)

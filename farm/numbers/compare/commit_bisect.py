@@ -6,38 +6,31 @@ import hashlib
 import logging
 import math
 import shlex
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.errors import FarmError, InfraError, NativeBuildError, UnknownNameError, UsageError
 from farm.base.files import published
 from farm.base.git import git
 from farm.base.interrupts import InterruptHandler
 from farm.builds.bundles.key import bundle_key
 from farm.builds.toolchains.selection import toolchain_of
-from farm.builds.toolchains.worktrees import Checkout, make_borrowing, toolchain_at
+from farm.builds.toolchains.worktrees import Checkout, Commit, make_borrowing, toolchain_at
 from farm.dispatch.request.pruning import BISECTS
 from farm.dispatch.request.records import in_progress
 from farm.numbers.compare.compare import compare_sides
-from farm.numbers.compare.sides import SideRequest
-from farm.report.model.compare import ComparedJob, CompareGroup, CompiledFacts, JobState
+from farm.numbers.compare.sides import ComparisonRequest, SideRequest
+from farm.report.model.compare import ComparedJob, CompareGroup, CompareReport, CompiledFacts, JobState
 from farm.results.analysis.statistics import GATES
+from farm.store.store import Store
 from farm.store.values import judged_by
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from farm.base.config.settings import Config
-    from farm.builds.toolchains.worktrees import Commit
-    from farm.numbers.compare.sides import ComparisonRequest
-    from farm.report.model.compare import CompareReport
-    from farm.store.store import Store
-
-    Compare = Callable[[Commit, Commit, bool], CompareReport]
-    """Comparison of one job at two commits; True: on a device."""
+Compare = Callable[[Commit, Commit, bool], CompareReport]
+"""Comparison of one job at two commits; True: on a device."""
 
 
 # Symptom of a bad commit, and the answer of a comparison about another commit. Pure.

@@ -5,17 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import runs_on_cpu
+from farm.base.config.settings import Config
 from farm.base.errors import ExitCode, NothingSelectedError, UsageError
+from farm.base.files import make_folders, own_folder, write_atomically
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
+from farm.base.processes import Supervisor
+from farm.base.socs import find_soc
 from farm.builds.bundles.key import QNN_PRODUCT, stub_of
+from farm.builds.runtime.runtime import require_backend, virtual_runtime
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.devices.device import common_kind
+from farm.dispatch.request.choose import check_ready
 from farm.numbers.compare.measuring import JobOutcome, JobToRun, MeasuringPool, paired
 from farm.numbers.compare.sides import (
     SIDES,
@@ -39,18 +47,12 @@ from farm.report.model.compare import (
     compiled_facts,
     turns_text,
 )
+from farm.results.attempt import Attempt
 from farm.results.judge import build_failure, build_problem
+from farm.store.rows import new_run_id
+from farm.store.store import Store
 from farm.suites.options import runtime_flags
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from farm.base.config.settings import Config
-    from farm.builds.toolchains.toolchain import Toolchain
-    from farm.results.attempt import Attempt
-    from farm.store.store import Store
-    from farm.suites.suite import Job, Target
+from farm.suites.suite import Job, Target
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +88,7 @@ def compare_sides(config: Config, store: Store, request: ComparisonRequest) -> C
     NothingSelectedError, MissingToolError before the first build, NoDeviceError if no job could be compared without a
     device.
     """
-    from farm.base.files import make_folders, own_folder
-    from farm.base.processes import Supervisor
     from farm.dispatch.request.pruning import COMPARES
-    from farm.store.rows import new_run_id
 
     started_ms = time.time_ns() // 1_000_000
     stop = threading.Event()
@@ -123,7 +122,6 @@ def compare_sides(config: Config, store: Store, request: ComparisonRequest) -> C
 
 def keep(report: CompareReport, folder: Path) -> None:
     """Write the comparison and its page into its folder."""
-    from farm.base.files import write_atomically
     from farm.report.formats.review import compare_json
     from farm.report.html.page import render_compare
 
@@ -133,10 +131,7 @@ def keep(report: CompareReport, folder: Path) -> None:
 
 def _sides(config: Config, request: ComparisonRequest) -> tuple[BuildingSide, BuildingSide]:
     """Return both sides with their toolchains and jobs. Raises UsageError, NothingSelectedError, MissingToolError."""
-    from farm.base.socs import find_soc
-    from farm.builds.runtime.runtime import require_backend
     from farm.builds.toolchains.selection import prepare
-    from farm.dispatch.request.choose import check_ready
 
     options = [own_options(request, side) for side in request.sides]
     jobs = [jobs_of_side(config, request, request.sides[0])]
@@ -342,9 +337,6 @@ def _runtimes_differ(sides: Sequence[BuildingSide], request: ComparisonRequest) 
         return False
     a, b = (side.config for side in sides)
     if request.virtual:
-        from farm.base.socs import find_soc
-        from farm.builds.runtime.runtime import virtual_runtime
-
         socs = [find_soc(name) for name in dict.fromkeys(request.socs)]
         digests = ([virtual_runtime(side, soc, request.backend).digest for soc in socs] for side in (a, b))
         return len(set(map(tuple, digests))) > 1

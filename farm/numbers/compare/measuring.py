@@ -8,14 +8,19 @@ import statistics
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.errors import FarmError, InfraError, MissingPackageError, NeedsDeviceError, NoDeviceError
 from farm.base.text import reason_line
 from farm.base.toml_tables import prepare_decoders
+from farm.builds.runtime.native import Mode
+from farm.builds.runtime.runtime import Runtime, runtime_for
+from farm.devices.device import Device
 from farm.dispatch.history_comparison import TEXT_RATES, TIMES
+from farm.numbers.compare.sides import ComparisonRequest
 from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
 from farm.report.model.compare import PairedMetric
 from farm.results.analysis.confirmation import (
@@ -32,19 +37,9 @@ from farm.results.analysis.confirmation import (
 )
 from farm.results.analysis.statistics import GATES, Series
 from farm.results.attempt import Attempt, Direction, Measurement, Verdict
+from farm.store.store import Store
 from farm.suites.figures import figure_of, is_host_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from farm.base.config.settings import Config
-    from farm.builds.runtime.native import Mode
-    from farm.builds.runtime.runtime import Runtime
-    from farm.devices.device import Device
-    from farm.numbers.compare.sides import ComparisonRequest
-    from farm.store.store import Store
-    from farm.suites.suite import Target
-
+from farm.suites.suite import Target
 
 # A job on a bench: each side is judged once, then both run in turns until its numbers are decided.
 
@@ -416,7 +411,5 @@ def other_runtime(
     config: Config, device: Device, backend: str, runtime: Runtime, mode: Mode = "traditional"
 ) -> Runtime | None:
     """Return the runtime of the toolchain in `config` for a device; None if it equals `runtime`."""
-    from farm.builds.runtime.runtime import runtime_for
-
     found = runtime_for(config, device.soc, device.kind, device.os, backend, mode)
     return None if found.digest == runtime.digest else found

@@ -5,37 +5,32 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.backends.registry import DEFAULT_BACKEND
+from farm.base.config.settings import Config
 from farm.base.config.toolchains import DEFAULT
 from farm.base.errors import UsageError
 from farm.base.files import make_folders
 from farm.base.paths import beside
+from farm.base.processes import Supervisor
 from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundles_for
 from farm.builds.compile.pool import BuilderPool, BuilderSettings
 from farm.builds.compile.protocol import BuildReply, BuildRequest
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.dispatch.pool.fleet import Choice
 from farm.dispatch.request.choose import jobs_of, select
 from farm.dispatch.request.request import RunRequest
 from farm.results.analysis.confirmation import PAIRS
+from farm.results.attempt import Attempt
 from farm.results.judge import build_failure
 from farm.suites.options import parse_options
 from farm.suites.suite import Job
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from farm.base.config.settings import Config
-    from farm.base.processes import Supervisor
-    from farm.builds.toolchains.toolchain import Toolchain
-    from farm.results.attempt import Attempt
-
 
 # Request of `farm perf compare`: two sides and their jobs.
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from farm.base.errors import UsageError
 from farm.dispatch.history_comparison import compared_series, is_judged, known_alerts
-from farm.results.analysis.suspected import Finding
-from farm.store.records import STEPS, AlertState, NewAlert, Remark, RemarkState
+from farm.results.analysis.history import SeriesEvent, split
+from farm.results.analysis.statistics import difference, median, scaled
+from farm.results.analysis.suspected import BASELINE, LEAST_BASELINE, Finding, levelled, repeats, way
+from farm.store.queries.history import JobPast, SeriesPast
+from farm.store.records import STEPS, AlertRecord, AlertState, NewAlert, Remark, RemarkState
+from farm.store.store import Store
 from farm.store.values import branch_text
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from farm.results.analysis.history import SeriesEvent
-    from farm.store.queries.history import JobPast, SeriesPast
-    from farm.store.records import AlertRecord
-    from farm.store.store import Store
 
 _UNDECIDED = frozenset({AlertState.SUSPECTED, AlertState.UNKNOWN})
 
@@ -60,9 +56,6 @@ class Accepted(msgspec.Struct, frozen=True):
 
 def levels(store: Store, pattern: str, soc: str | None, metrics: Collection[str], branch: str = "") -> list[Level]:
     """Return the levels of the numbers of jobs in a branch. Raises UnknownNameError."""
-    from farm.results.analysis.history import split
-    from farm.results.analysis.suspected import BASELINE, LEAST_BASELINE, repeats
-
     found = []
     pasts = store.history.pasts_of_jobs(pattern, soc, branch=branch)
     alerts = known_alerts(store, pasts, branch)
@@ -151,9 +144,6 @@ def _step(
     past: JobPast, one: SeriesPast, until: str, known: Mapping[tuple[int, str], Sequence[AlertRecord]]
 ) -> NewAlert | None:
     """Return the step that a number makes in a run, however small; None where it has no value then, or none before."""
-    from farm.results.analysis.statistics import difference, median, scaled
-    from farm.results.analysis.suspected import BASELINE, levelled, way
-
     runs = [run.run_id for run in past.runs]
     if until not in runs:
         return None

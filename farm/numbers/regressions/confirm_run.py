@@ -7,13 +7,21 @@ import logging
 import math
 import statistics
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.text import reason_line
-from farm.dispatch.history_comparison import changed_programs, compare_with_history, found_alerts, record_comparison
+from farm.dispatch.history_comparison import (
+    ComparedSeries,
+    HistoryComparison,
+    changed_programs,
+    compare_with_history,
+    found_alerts,
+    record_comparison,
+)
 from farm.dispatch.request.records import write_report
 from farm.numbers.regressions.paired_test import worse
 from farm.numbers.regressions.remeasure import BenchPool, RemeasuredSeries, Remeasurement, unknown
@@ -34,15 +42,8 @@ from farm.results.analysis.confirmation import (
 )
 from farm.results.analysis.statistics import Scale
 from farm.results.analysis.suspected import REPRESENTATIVES, Finding
-from farm.store.records import STEPS, AlertState, NewAlert
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from farm.base.config.settings import Config
-    from farm.dispatch.history_comparison import ComparedSeries, HistoryComparison
-    from farm.store.records import AlertRecord
-    from farm.store.store import Store
+from farm.store.records import STEPS, AlertRecord, AlertState, NewAlert
+from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
 

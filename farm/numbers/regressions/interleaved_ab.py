@@ -7,13 +7,17 @@ import math
 import shutil
 from contextlib import ExitStack
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.errors import InfraError, LeaseLostError, UsageError
 from farm.base.hashes import sha256_of
+from farm.builds.bundles.bundle import Bundle
 from farm.builds.runtime.kept import find_kept, with_runner_of
+from farm.builds.runtime.runtime import Runtime
+from farm.builds.toolchains.toolchain import Toolchain
 from farm.devices.execution.raw import RESULT_FILE, RawResult, RunnerOptions
 from farm.devices.execution.runner_process import reduced, too_many
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
@@ -27,14 +31,8 @@ from farm.results.heap import heap_measurements, read_heaps
 from farm.results.measurements import rate_measurements, time_measurements
 from farm.results.outcome import outcome
 from farm.results.profile.etdump import read_profile
-
-if TYPE_CHECKING:
-    from farm.base.config.settings import Config
-    from farm.builds.bundles.bundle import Bundle
-    from farm.builds.runtime.runtime import Runtime
-    from farm.builds.toolchains.toolchain import Toolchain
-    from farm.store.store import Store
-    from farm.suites.suite import Job, Target
+from farm.store.store import Store
+from farm.suites.suite import Job, Target
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,14 +13,26 @@ import numpy as np
 from farm.base.errors import FarmError, NoHistoryError, UnknownNameError, UsageError
 from farm.base.text import reason_line
 from farm.dispatch.history_comparison import TEXT_RATES, TIMES
+from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
 from farm.replay.stored_result import StoredResult
-from farm.results.analysis.attribution import MOST_PROBES, Explanation, Factor, explain, narrowed, next_probe, suspicion
+from farm.results.analysis.attribution import (
+    MOST_PROBES,
+    Bracket,
+    Explanation,
+    Factor,
+    explain,
+    narrowed,
+    next_probe,
+    suspicion,
+)
 from farm.results.analysis.confirmation import (
     INFERENCES,
     P_CONFIRMED,
     PAIRS,
     Answer,
     Confirmation,
+    Look,
+    Pair,
     add_pairs,
     confirm,
     confirmed_again,
@@ -31,14 +44,6 @@ from farm.results.analysis.history import runtime_changes
 from farm.results.analysis.statistics import GATES, Series
 from farm.results.attempt import Direction
 from farm.suites.figures import LATENCY_TAIL, LEAST_OF_TAIL, PEAK_MEMORY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
-    from farm.results.analysis.attribution import Bracket
-    from farm.results.analysis.confirmation import Look, Pair
-
 
 # Pairs of old bundles and new ones, measured until a claim is decided: docs/explanation/statistics.md.
 

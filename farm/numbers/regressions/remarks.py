@@ -5,14 +5,11 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from typing import TYPE_CHECKING
 
 from farm.base.errors import UnknownNameError, UsageError
 from farm.report.model.status import change_of, word_of
 from farm.store.records import Remark, RemarkState
-
-if TYPE_CHECKING:
-    from farm.store.store import Store
+from farm.store.store import Store
 
 
 def assign(

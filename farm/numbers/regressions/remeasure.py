@@ -5,17 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import time
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from farm.base.config.settings import Config
 from farm.base.errors import FarmError, InfraError, NoDeviceError, UsageError
 from farm.base.text import reason_line
+from farm.dispatch.history_comparison import ComparedSeries
+from farm.numbers.regressions.interleaved_ab import InterleavedBench
 from farm.numbers.regressions.paired_test import (
     Claim,
+    MeasuredPairs,
+    Probe,
     compare,
     first_bad,
     not_measured,
@@ -28,23 +33,20 @@ from farm.replay.repro import differences
 from farm.replay.stored_result import Results, StoredResult, find_job, find_made_bundle
 from farm.results.analysis.attribution import Bracket, Factor
 from farm.results.analysis.change_points import LEAST_LEVEL
-from farm.results.analysis.confirmation import P_CONFIRMED, Answer, Confirmation, alone_level, inferences_for, unsure
+from farm.results.analysis.confirmation import (
+    P_CONFIRMED,
+    Answer,
+    Confirmation,
+    Pair,
+    alone_level,
+    inferences_for,
+    unsure,
+)
+from farm.results.analysis.history import Point
 from farm.results.analysis.statistics import GATES, median, scaled
 from farm.results.analysis.suspected import BASELINE, levelled
-from farm.store.records import AlertState
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
-
-    from farm.base.config.settings import Config
-    from farm.dispatch.history_comparison import ComparedSeries
-    from farm.numbers.regressions.interleaved_ab import InterleavedBench
-    from farm.numbers.regressions.paired_test import MeasuredPairs, Probe
-    from farm.results.analysis.confirmation import Pair
-    from farm.results.analysis.history import Point
-    from farm.store.records import AlertRecord
-    from farm.store.store import Store
+from farm.store.records import AlertRecord, AlertState
+from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
 

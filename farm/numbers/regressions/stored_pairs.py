@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.errors import NoDeviceError, NoHistoryError, UnknownNameError, UsageError
 from farm.base.interrupts import InterruptHandler
 from farm.devices.adb.protocol import named_device
 from farm.dispatch.pool.fleet import Choice
-from farm.numbers.regressions.interleaved_ab import InterleavedBench
+from farm.numbers.regressions.interleaved_ab import InterleavedBench, Turn
 from farm.numbers.regressions.paired_test import (
     Attribution,
     Compared,
@@ -31,15 +32,8 @@ from farm.replay.repro import differences
 from farm.replay.stored_result import StoredResult, find_job, find_made_bundle, find_stored_result, results_before
 from farm.results.analysis.attribution import MOST_PROBES, Bracket
 from farm.results.analysis.confirmation import INFERENCES, PAIRS, Answer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from farm.base.config.settings import Config
-    from farm.numbers.regressions.interleaved_ab import Turn
-    from farm.results.analysis.statistics import Series
-    from farm.store.store import Store
-
+from farm.results.analysis.statistics import Series
+from farm.store.store import Store
 
 # Comparison of two results of a job on one device: choice of results and device, and attribution of the change.
 

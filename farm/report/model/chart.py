@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,11 +18,7 @@ from farm.report.model.status import change_line
 from farm.report.model.summary import Spread, spread_of
 from farm.results.analysis.statistics import GATES, Scale, change_text, scale_of, scaled
 from farm.results.attempt import Attempt, Measurement
-from farm.store.records import AlertRecord, HistoryPoint
-
-if TYPE_CHECKING:
-    from farm.store.records import Background, TrendSeries
-
+from farm.store.records import AlertRecord, Background, HistoryPoint, TrendSeries
 
 # Series of values, and distributions of samples -> paths of small drawings. Pure.
 

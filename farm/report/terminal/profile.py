@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,13 +16,9 @@ from farm.report.model.diff import ONE_STUB
 from farm.report.model.sections import OriginSum, by_unit
 from farm.report.terminal.layout import columns
 from farm.results.analysis.history import changed_facts, fact_line
+from farm.results.attempt import OperatorProfile
 from farm.results.profile.event_names import is_whole_call, sums
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from farm.results.attempt import OperatorProfile
-    from farm.store.records import ProfileRecord
+from farm.store.records import ProfileRecord
 
 # Suffix that QNN appends to the name of a node: a number that changes with the graph around the node.
 _OP_ID = re.compile(r":?\bOpId_\d+$")

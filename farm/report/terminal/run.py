@@ -8,12 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farm.base.text import one_line, visible, without_colours
 from farm.report.model import format as fmt
 from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere_line
-from farm.report.model.sections import frame_grids, generating, generation_of
+from farm.report.model.sections import GenerationFigures, frame_grids, generating, generation_of
 from farm.report.model.status import since_text, standing_text, toolchain_text
 from farm.report.model.summary import (
     WORDS,
@@ -32,10 +31,6 @@ from farm.report.terminal.status import sparkline
 from farm.results.attempt import Attempt
 from farm.results.heap import no_heap
 from farm.store.records import JobFile, Purpose, RunView
-
-if TYPE_CHECKING:
-    from farm.report.model.sections import GenerationFigures
-
 
 # Figures of text generation -> lines for a terminal. Pure.
 
