@@ -236,8 +236,9 @@ class DeviceError(InfraError):
     """Failure of a device, with serial, problem, command, exit code and standard error."""
 
     def __init__(
-        self, serial: str, problem: str, *, argv: Sequence[str] = (), code: int | None = None, stderr: str = ""
+        self, serial: str, problem: str, *, argv: Sequence[str] = (), code: int | None = None, stderr: str | bytes = ""
     ) -> None:
+        stderr = stderr.decode(errors="replace") if isinstance(stderr, bytes) else stderr
         self.serial, self.problem, self.argv, self.code, self.stderr = serial, problem, tuple(argv), code, stderr
         message = f"{serial}: {problem}"
         if argv:

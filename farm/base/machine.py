@@ -41,7 +41,7 @@ def resident_bytes(pid: int) -> int:
 
 def own_bytes(pid: int) -> int:
     """Return the same with shared pages in equal parts (PSS), at some milliseconds a gigabyte."""
-    return sum(_proportional(member) for member in _family(pid))
+    return sum(_bytes_in(_PROC / str(member) / "smaps_rollup", b"Pss:") for member in _family(pid))
 
 
 def reset_peak() -> bool:
@@ -56,13 +56,7 @@ def reset_peak() -> bool:
 
 def peak_bytes() -> int:
     """Return the peak resident memory of this process without its children; 0 if unknown."""
-    try:
-        for line in (_PROC / "self" / "status").read_bytes().splitlines():
-            if line.startswith(b"VmHWM:"):
-                return int(line.split()[1]) * _KILOBYTE
-    except OSError:
-        pass
-    return 0
+    return _bytes_in(_PROC / "self" / "status", b"VmHWM:")
 
 
 def _resident(pid: int) -> int:
@@ -72,14 +66,13 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def _proportional(pid: int) -> int:
+def _bytes_in(file: Path, name: bytes) -> int:
+    """Return a size of a file in /proc by its name; 0 where there is none."""
     try:
-        for line in (_PROC / str(pid) / "smaps_rollup").read_bytes().splitlines():
-            if line.startswith(b"Pss:"):
-                return int(line.split()[1]) * _KILOBYTE
+        lines = file.read_bytes().splitlines()
     except OSError:
-        pass
-    return 0
+        return 0
+    return next((int(line.split()[1]) * _KILOBYTE for line in lines if line.startswith(name)), 0)
 
 
 def _family(pid: int) -> list[int]:

@@ -207,8 +207,7 @@ def read_platform(transport: Transport) -> PlatformFacts:
     done = transport.run(["sh", "-c", _PLATFORM_SCRIPT], timeout_s=_PLATFORM_SECONDS, max_output=_ANSWER_BYTES)
     values = named_values(done.stdout.split(b"\n"))
     if "end" not in values:
-        stderr = done.stderr.decode(errors="replace")
-        raise DeviceError(transport.serial, "does not answer about its system", code=done.code, stderr=stderr)
+        raise DeviceError(transport.serial, "does not answer about its system", code=done.code, stderr=done.stderr)
     return parse_platform(values)
 
 
@@ -301,8 +300,7 @@ def read_status(transport: Transport, *, os: Literal["android", "linux"]) -> Dev
     after_ms = time.time() * 1000
     values = named_values(done.stdout.split(b"\n"))
     if "uid" not in values:
-        stderr = done.stderr.decode(errors="replace")
-        raise DeviceError(transport.serial, "does not report its state", code=done.code, stderr=stderr)
+        raise DeviceError(transport.serial, "does not report its state", code=done.code, stderr=done.stderr)
     return parse_status(values, (before_ms + after_ms) / 2)
 
 

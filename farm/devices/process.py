@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 # Programs that run on a device, and links among its files: plain types of every transport.
 
+# Bytes of a program's standard error in an error message.
+TAIL_BYTES = 400
+
 
 class Output(NamedTuple):
     """Output of a running program since the last read; hostile."""
@@ -27,6 +30,8 @@ class Process(abc.ABC):
         self._sending = memoryview(b"")
         self._no_more = False
         self._code: int | None = None
+        self._tail = b""
+        """End of the program's standard error, for error messages."""
 
     def send(self, data: bytes) -> None:
         """Write to its standard input, now or while `receive` waits. Raises DeviceError when the device is gone."""
@@ -42,6 +47,9 @@ class Process(abc.ABC):
     def unsent(self) -> int:
         """Bytes of the data that wait to be sent."""
         return len(self._sending)
+
+    def _keep_tail(self, stderr: bytes) -> None:
+        self._tail = (self._tail + stderr)[-TAIL_BYTES:]
 
     @abc.abstractmethod
     def receive(self, timeout_s: float) -> Output:

@@ -12,14 +12,12 @@ from pathlib import Path, PurePosixPath
 from farm.base.errors import DeviceError, DeviceTimeoutError, UsageError
 from farm.base.text import clean_text, count_of
 from farm.devices.files import pull_archive, push_archive
-from farm.devices.process import Link, Output, Process
+from farm.devices.process import TAIL_BYTES, Link, Output, Process
 
 # Bound of a program's output: a runner's log and a listing are far below; large data belongs into pulled files.
 OUTPUT_BYTES = 16 << 20
 # Linux gives a program no argument of 128 KiB or more, and a shell's command is one.
 COMMAND_BYTES = 120 * 1024
-# Bytes of a program's standard error in an error message.
-TAIL_BYTES = 400
 # For a program that `start` starts.
 _START_SECONDS = 30.0
 # After so long without a word of a program the device is asked whether it is there: see Transport.demand.
@@ -157,8 +155,7 @@ class Transport(abc.ABC):
         answer = clean_text(done.stdout)
         if done.code != 0 or (user := count_of(answer)) is None:
             problem = f"does not report the user of its commands, but {answer!r}"
-            stderr = done.stderr.decode(errors="replace")
-            raise DeviceError(self.serial, problem, argv=["id", "-u"], code=done.code, stderr=stderr)
+            raise DeviceError(self.serial, problem, argv=["id", "-u"], code=done.code, stderr=done.stderr)
         return user
 
     def ensure_root(self) -> bool:
@@ -224,7 +221,7 @@ def communicate(
         left = timeout_s - (time.monotonic() - started)
         if left <= 0:
             problem = f"did not finish in {timeout_s:g} s and was ended"
-            raise DeviceTimeoutError(serial, problem, argv=argv, stderr=tail.decode(errors="replace"))
+            raise DeviceTimeoutError(serial, problem, argv=argv, stderr=tail)
         pieces.append(process.receive(min(left, max(0.0, heard + SILENCE_SECONDS - time.monotonic()))))
         if pieces[-1] != _NOTHING:
             heard = time.monotonic()
@@ -235,7 +232,7 @@ def communicate(
         tail = (tail + pieces[-1].stderr[-TAIL_BYTES:])[-TAIL_BYTES:]
         if size > max_output:
             problem = f"wrote more than {max_output} bytes and was ended"
-            raise DeviceError(serial, problem, argv=argv, stderr=tail.decode(errors="replace"))
+            raise DeviceError(serial, problem, argv=argv, stderr=tail)
     stdout, stderr = (b"".join(part) for part in ((p.stdout for p in pieces), (p.stderr for p in pieces)))
     return Completed(pieces[-1].code or 0, stdout, stderr, time.monotonic() - started)
 

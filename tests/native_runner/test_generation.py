@@ -25,9 +25,8 @@ from waiting import until
 from farm.base.hashes import sha256_of
 from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, Bundle
 from farm.builds.runtime.runtime import Runtime, simulator_runtime
-from farm.devices.execution.content_store import Workspace, job_layout
+from farm.devices.execution.content_store import Workspace, job_layout, options_for, program_and_profile, session_flags
 from farm.devices.execution.raw import RESULT_FILE, RawResult, RunnerOptions
-from farm.devices.execution.session import options_for, program_and_profile, session_flags
 from farm.devices.process import Link
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.judge import judge

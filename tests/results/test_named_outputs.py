@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from farm.devices.execution.content_store import options_for
 from farm.devices.execution.raw import RunnerOptions
-from farm.devices.execution.session import options_for
 from farm.results.attempt import Cause, Stage, Verdict
 from farm.suites.suite import Metric
 

@@ -280,7 +280,7 @@ class AdbHost:
             return False
         return answer.strip() == serial.encode()
 
-    def classify(self, serial: str, problem: str, *, argv: Sequence[str] = (), stderr: str = "") -> DeviceError:
+    def classify(self, serial: str, problem: str, *, argv: Sequence[str] = (), stderr: bytes = b"") -> DeviceError:
         """Return the error of a broken stream: of the server, of the device, or of the stream alone.
 
         The server is asked; if it lists the device, only the stream broke.

@@ -24,7 +24,7 @@ from farm.devices.adb.server import suitable_adb
 from farm.devices.adb.sync import HungUpError, LinkRefusedError, SyncStream
 from farm.devices.device import AdbAddress
 from farm.devices.process import END_MARKED, Link, Output, Process, export_mark, new_mark
-from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS, TAIL_BYTES, Transport, communicate, shell_command
+from farm.devices.transport import ANSWER_BYTES, ASK_SECONDS, Transport, communicate, shell_command
 
 if TYPE_CHECKING:
     import socket
@@ -54,7 +54,6 @@ class ShellProcess(Process):
         stream.setblocking(False)
         self._poll = select.poll()
         self._received = bytearray()
-        self._tail = b""
 
     def send(self, data: bytes) -> None:
         """See Process."""
@@ -82,7 +81,7 @@ class ShellProcess(Process):
             if left <= 0:
                 break
         stdout, stderr = (b"".join(output[kind]) for kind in (_STDOUT, _STDERR))
-        self._tail = (self._tail + stderr[-TAIL_BYTES:])[-TAIL_BYTES:]
+        self._keep_tail(stderr)
         return Output(stdout, stderr, self._code)
 
     def close(self) -> None:
@@ -119,8 +118,7 @@ class ShellProcess(Process):
             kind, size = _FRAME.unpack_from(self._received, position)
             if size > _FRAME_BYTES:
                 problem = f"announced a frame of {size} bytes: it does not speak adb's shell protocol v2"
-                stderr = self._tail.decode(errors="replace")
-                raise DeviceError(self._serial, problem, argv=self._argv, stderr=stderr)
+                raise DeviceError(self._serial, problem, argv=self._argv, stderr=self._tail)
             start = position + _FRAME.size
             if len(self._received) < start + size:
                 break
@@ -133,7 +131,7 @@ class ShellProcess(Process):
         del self._received[:position]
 
     def _broke(self, problem: str) -> DeviceError:
-        return self._host.classify(self._serial, problem, argv=self._argv, stderr=self._tail.decode(errors="replace"))
+        return self._host.classify(self._serial, problem, argv=self._argv, stderr=self._tail)
 
 
 # Folder in which an ordinary adb user may write and execute; it has all files of farm.

@@ -1,4 +1,4 @@
-"""Files on a device under their SHA-256, and workspaces of links to them: nothing is pushed twice or used half."""
+"""Files on a device under their SHA-256, workspaces of links to them, and the flags of a runner in a workspace."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from farm.base.errors import DeviceSpaceError
+from farm.base.hashes import sha256_of
 from farm.base.text import clean_text, count_of
 from farm.builds.bundles.bundle import INPUTS, MODEL, OP_PACKAGES, Bundle, Generation, Manifest, TensorSpec
 from farm.devices.execution.liveness import DamagedError, staging_error
+from farm.devices.execution.raw import DEBUG_BYTES, DEBUG_FILE, ETDUMP_FILE, TOKENS_FILE, ErrorCause, RunnerOptions
 from farm.devices.execution.shell import shell_script
 from farm.devices.files import TELL_ROOM, free_bytes
 from farm.devices.process import Link
@@ -25,7 +27,6 @@ from farm.devices.transport import Completed, Transport
 if TYPE_CHECKING:
     from farm.builds.runtime.native import Kind
     from farm.builds.runtime.runtime import Runtime
-    from farm.devices.execution.raw import ErrorCause
 
 
 # Files on a device under their SHA-256: nothing is pushed twice, nothing half pushed or damaged is used.
@@ -307,10 +308,7 @@ def _content_by_name(lines: Iterable[str]) -> dict[str, str]:
 def _digest(source: Path | bytes | Link) -> str:
     if isinstance(source, Link):
         return str(source.target)
-    if isinstance(source, bytes):
-        return hashlib.sha256(source).hexdigest()
-    with source.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(source).hexdigest() if isinstance(source, bytes) else sha256_of(source)
 
 
 # Workspace of a job or a runtime on a device: links to objects, and small files beside them.
@@ -332,12 +330,27 @@ ANCHOR = "anchor.pte"
 SMALL_BYTES = 64 * 1024
 
 
+_DUMPS, _PROFILE_LEVEL = "dump_intermediate_outputs", "profile_level"
+_DEBUG_FLAGS = {
+    _DUMPS: "true",
+    "debug_output_path": DEBUG_FILE,
+    "debug_buffer_size": str(DEBUG_BYTES),
+}
+
+
 class Layout(NamedTuple):
     """Files of one folder of a session, as `Transport.push` takes them, and the objects that its links lead to."""
 
     files: dict[PurePosixPath, Path | bytes | Link]
     objects: dict[str, Path]
     """Local files by SHA-256."""
+
+    def link(self, folder: PurePosixPath, name: str, sha256: str, source: Path) -> None:
+        """Add a link `name` in `folder`, one level below the session's, to the object of `source`."""
+        # Relative, as a device's /data may be mounted elsewhere for another user; from the folder that holds the link.
+        up = len(PurePosixPath(name).parts) + 1
+        self.files[folder / name] = Link(PurePosixPath(*[".."] * up, OBJECTS, sha256))
+        self.objects[sha256] = source
 
 
 @dataclass(frozen=True)
@@ -367,18 +380,15 @@ def library_paths(*folders: PurePosixPath) -> dict[str, str]:
 
 def runtime_layout(runtime: Runtime, folder: PurePosixPath, anchor: Bundle | None) -> Layout:
     """Return `runtime` as it lies in `folder`, which is one level below the session's, and the model of `anchor`."""
-    files: dict[PurePosixPath, Path | bytes | Link] = {
-        folder / name: _link(name, sha256) for name, sha256 in runtime.hashes.items()
-    }
-    objects = {sha256: runtime.files[name] for name, sha256 in runtime.hashes.items()}
+    layout = Layout({}, {})
+    for name, sha256 in runtime.hashes.items():
+        layout.link(folder, name, sha256, runtime.files[name])
     if mask := runtime.dsp_logs:
         # FastRPC reads it from ADSP_LIBRARY_PATH for the program of that name.
-        files[folder / f"{PurePosixPath(runtime.runner).name}.farf"] = f"{mask}\n".encode()
+        layout.files[folder / f"{PurePosixPath(runtime.runner).name}.farf"] = f"{mask}\n".encode()
     if anchor is not None:
-        sha256 = anchor.manifest.files[MODEL]
-        files[folder / ANCHOR] = _link(ANCHOR, sha256)
-        objects[sha256] = anchor.model
-    return Layout(files, objects)
+        layout.link(folder, ANCHOR, anchor.manifest.files[MODEL], anchor.model)
+    return layout
 
 
 def job_layout(bundle: Bundle, folder: PurePosixPath, kind: Kind) -> Layout:
@@ -386,9 +396,9 @@ def job_layout(bundle: Bundle, folder: PurePosixPath, kind: Kind) -> Layout:
 
     `kind` is the runtime's kind.
     """
-    hashes = bundle.manifest.files
-    files: dict[PurePosixPath, Path | bytes | Link] = {folder / MODEL: _link(MODEL, hashes[MODEL])}
-    objects = {hashes[MODEL]: bundle.model}
+    hashes, layout = bundle.manifest.files, Layout({}, {})
+    files = layout.files
+    layout.link(folder, MODEL, hashes[MODEL], bundle.model)
     lines = []
     for sample in range(bundle.manifest.samples):
         paths = bundle.input_files(sample)
@@ -396,20 +406,17 @@ def job_layout(bundle: Bundle, folder: PurePosixPath, kind: Kind) -> Layout:
             if path.stat().st_size <= SMALL_BYTES:
                 files[folder / path.name] = path
             else:
-                sha256 = hashes[f"{INPUTS}/{path.name}"]
-                files[folder / path.name] = _link(path.name, sha256)
-                objects[sha256] = path
+                layout.link(folder, path.name, hashes[f"{INPUTS}/{path.name}"], path)
         lines.append(" ".join(path.name for path in paths))
     files[folder / INPUT_LIST] = ("\n".join(lines) + "\n").encode()
     if bundle.manifest.generation is not None:
         files[folder / PROMPT_LIST] = "".join(f"{line.partition(' ')[0]}\n" for line in lines).encode()
     for name in bundle.manifest.packages_for(kind):
-        files[folder / name] = _link(name, hashes[name])
-        objects[hashes[name]] = bundle.folder / name
+        layout.link(folder, name, hashes[name], bundle.folder / name)
     tensors = {INPUT_SHAPES: bundle.manifest.inputs, OUTPUT_SHAPES: bundle.manifest.outputs}
     for name in shape_flags(bundle.manifest).values():
         files[folder / name] = _shapes(tensors[name])
-    return Layout(files, objects)
+    return layout
 
 
 def program_flags(manifest: Manifest, kind: Kind) -> dict[str, str]:
@@ -438,11 +445,56 @@ def shape_flags(manifest: Manifest) -> dict[str, str]:
     return {"input_shape_path": INPUT_SHAPES, **outputs}
 
 
+def options_for(manifest: Manifest, options: RunnerOptions) -> RunnerOptions:
+    """Return `options` as the program of a bundle allows them."""
+    if manifest.generation is not None:
+        # Thousands of steps would be in an ETDump, and each prompt is generated after once.
+        flags = {name: value for name, value in options.flags.items() if name != _PROFILE_LEVEL}
+        return replace(options, iterations=1, etdump=False, debug=False, flags=flags)
+    if manifest.stateful and options.outputs and not options.repeats:
+        # Executions of a stateful program continue from the state before; the reference has one execution per sample.
+        options = replace(options, iterations=1, warm_up=0)
+    if _DUMPS in manifest.features:
+        # ExecuTorch 1.5 aborts where such a program finds no room for its layers.
+        return replace(options, debug=True)
+    return options
+
+
+def seconds_of(options: RunnerOptions) -> float:
+    """Return the seconds that an execution may take: its limit plus the time that it is asked to fill."""
+    return options.timeout_s + (options.seconds or 0)
+
+
+def program_and_profile(manifest: Manifest, options: RunnerOptions, kind: Kind) -> dict[str, str]:
+    """Return the flags of an execution that every runner of a runtime of `kind` takes."""
+    return {
+        "model_path": MODEL,
+        **program_flags(manifest, kind),
+        **shape_flags(manifest),
+        **({"etdump_path": ETDUMP_FILE} if options.profiles else {}),
+        **(_DEBUG_FLAGS if options.debug else {}),
+    }
+
+
+def session_flags(workspace: Workspace, options: RunnerOptions) -> dict[str, str]:
+    """Return the flags of a session's runner besides the flags of `program_and_profile`."""
+    generates = workspace.bundle.manifest.generation is not None
+    # A run for times alone scores no sequence.
+    lines = PROMPT_LIST if generates and not options.outputs else INPUT_LIST
+    flags = {
+        "working_folder": workspace.folder.name,
+        "input_list_path": lines,
+        "output_folder_path": OUTPUTS,
+        "iteration": str(options.iterations),
+        "warm_up": str(options.warm_up),
+        "timeout_ms": str(round(seconds_of(options) * 1000)),
+    }
+    if generates:
+        flags["tokens_path"] = TOKENS_FILE
+        if options.seconds:
+            flags["seconds"] = str(options.seconds)
+    return flags
+
+
 def _shapes(tensors: Iterable[TensorSpec]) -> bytes:
     return "".join(", ".join(map(str, tensor.shape)) + "\n" for tensor in tensors).encode()
-
-
-def _link(name: str, sha256: str) -> Link:
-    # Relative, as a device's /data may be mounted elsewhere for another user; from the folder that holds the link.
-    up = len(PurePosixPath(name).parts) + 1
-    return Link(PurePosixPath(*[".."] * up, OBJECTS, sha256))

@@ -17,6 +17,8 @@ from msgspec import Meta
 RESULT_FILE = "result.json"
 ETDUMP_FILE = "etdump.etdp"
 DEBUG_FILE = "debug_output.bin"
+# Intermediate outputs of a whole model: the runner takes memory for them as they come.
+DEBUG_BYTES = 1 << 30
 HEAP_FILE = "heap.txt"
 HEAP_LIMIT = 64 * 1024
 """Greatest size of HEAP_FILE that is read, in bytes: two lines take a hundred."""

@@ -10,6 +10,7 @@ from farm.base.errors import DeviceError
 from farm.devices.execution.content_store import OUTPUTS, Workspace
 from farm.devices.execution.liveness import LostError, cause_of, staging_error
 from farm.devices.execution.raw import (
+    DEBUG_BYTES,
     DEBUG_FILE,
     ETDUMP_FILE,
     HEAP_FILE,
@@ -32,8 +33,6 @@ _Stage = Literal["", "push", "execute", "pull"]
 
 # An ETDump of a whole model with per-operator events is a few MB.
 _ETDUMP_BYTES = 256 << 20
-# Intermediate outputs of a whole model: the runner takes memory for them as they come.
-DEBUG_BYTES = 1 << 30
 _SHELL_SECONDS = 30.0
 _NO_FILE = 3
 

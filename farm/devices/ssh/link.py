@@ -404,9 +404,7 @@ class SshLink:
         else:
             self._drop(connection)
 
-    def classify(
-        self, problem: str, *, argv: Sequence[str] = (), code: int | None = None, stderr: str = ""
-    ) -> DeviceError:
+    def classify(self, problem: str, *, argv: Sequence[str] = (), stderr: bytes = b"") -> DeviceError:
         """Return the error of a broken stream: DeviceGoneError if the machine stopped answering."""
         try:
             self._doubt()
@@ -416,8 +414,8 @@ class SshLink:
                     self._resting.append(connection)
         except DeviceError as error:
             why = str(error).removeprefix(f"{self._serial}: ")
-            return DeviceGoneError(self._serial, f"{problem}, and now: {why}", argv=argv, code=code, stderr=stderr)
-        return DeviceError(self._serial, problem, argv=argv, code=code, stderr=stderr)
+            return DeviceGoneError(self._serial, f"{problem}, and now: {why}", argv=argv, stderr=stderr)
+        return DeviceError(self._serial, problem, argv=argv, stderr=stderr)
 
     def _doubt(self) -> None:
         """Drop connections on which nothing may be answered: the kernel sees only the first machine on the way."""

@@ -20,7 +20,7 @@ from farm.base.errors import DeviceError, UsageError
 from farm.devices.device import SshAddress
 from farm.devices.process import END_MARKED, Output, Process, export_mark, new_mark
 from farm.devices.ssh.link import SshLink
-from farm.devices.transport import ASK_SECONDS, COMMAND_BYTES, TAIL_BYTES, Transport, shell_command
+from farm.devices.transport import ASK_SECONDS, COMMAND_BYTES, Transport, shell_command
 
 _READ_BYTES = 256 * 1024
 # Seconds between two tries to send, as paramiko has no event for free room.
@@ -61,7 +61,6 @@ class SshProcess(Process):
         self._link, self._serial, self._argv = link, serial, argv
         self._mark = new_mark()
         self._closed = False
-        self._tail = b""
         self._has_stdin = stdin
         script = _WRAPPER.format(mark=export_mark(self._mark), command=command, stdin="" if stdin else " </dev/null")
         line, first = _sh(script), b""
@@ -91,7 +90,7 @@ class SshProcess(Process):
             stdout = channel.recv(_READ_BYTES) if channel.recv_ready() else b""
             stderr = channel.recv_stderr(_READ_BYTES) if channel.recv_stderr_ready() else b""
             if stdout or stderr:
-                self._tail = (self._tail + stderr[-TAIL_BYTES:])[-TAIL_BYTES:]
+                self._keep_tail(stderr)
                 return Output(stdout, stderr, None)
             if at_end and channel.exit_status_ready():
                 self._code = self._exit_code()
@@ -142,8 +141,7 @@ class SshProcess(Process):
         code = self._channel.exit_status
         if code >= 0:
             return code
-        stderr = self._tail.decode(errors="replace")
-        raise self._link.classify("the connection ended before the program did", argv=self._argv, stderr=stderr)
+        raise self._link.classify("the connection ended before the program did", argv=self._argv, stderr=self._tail)
 
     def _kill(self) -> None:
         self._link.run_ending(_sh(END_MARKED), f"{self._mark}\n".encode(), _KILL_SECONDS)

@@ -26,16 +26,17 @@ _ANSWER_SECONDS = 20.0
 _LINE_BYTES = 64 * 1024
 
 
-_TRANSFERS = "push pull"
 _COMMANDS = "shell answer"
 _EVERYWHERE = "push pull shell answer link list"
+# Value of `is_state` below.
+_STATE = True
 
 
 class FaultKind(StrEnum):
     """Kind of fault: name, operations that it can strike, and effect for a user.
 
     Operations are the push of a file or of a link, a pull, a listing, a command, an answer of a runner that takes jobs
-    (`--serve`). A condition that is drawn at random begins there.
+    (`--serve`). A condition (`_STATE`) that is drawn at random begins there.
     """
 
     DROP_PUSH = "drop_push", "push link", "the stream of a push ends at byte after_bytes"
@@ -44,52 +45,44 @@ class FaultKind(StrEnum):
     RESET = "reset", _EVERYWHERE, "the connection to the adb server is reset"
     OFFLINE = "offline", _EVERYWHERE, "the device is away, its processes gone, for the duration"
     REBOOT = "reboot", _EVERYWHERE, "the same, with another boot id, and a file half pushed stays so"
-    DISK_FULL = "disk_full", "push link", "after_bytes more fit: then pushes fail, and df shows 0"
+    DISK_FULL = "disk_full", "push link", "after_bytes more fit: then pushes fail, and df shows 0", _STATE
     CORRUPT_PUSH = "corrupt_push", "push", "byte after_bytes of a file arrives changed"
     CORRUPT_PULL = "corrupt_pull", "pull", "byte after_bytes of a file that is pulled is changed"
     EXIT_CODE = "exit_code", _COMMANDS, "a command ends with code (1), and prints text"
     PARTIAL_OUTPUT = "partial_output", _COMMANDS, "a command's stream ends at byte after_bytes, without exit code"
-    SLOW_LINK = "slow_link", f"{_TRANSFERS} shell", "bytes_per_s (100000) pass in either direction"
-    UNAUTHORIZED = "unauthorized", "shell", "the device trusts no host: its state in adb is unauthorized"
-    WRONG_SOC = "wrong_soc", "shell", "getprop names the SoC text, or another than the device's"
-    OVERHEATED = "overheated", "shell", "battery and thermal zones have code (60) degrees"
-    LOW_BATTERY = "low_battery", "shell", "the battery has code (5) percent"
+    SLOW_LINK = "slow_link", "push pull shell", "bytes_per_s (100000) pass in either direction", _STATE
+    UNAUTHORIZED = "unauthorized", "shell", "the device trusts no host: its state in adb is unauthorized", _STATE
+    WRONG_SOC = "wrong_soc", "shell", "getprop names the SoC text, or another than the device's", _STATE
+    OVERHEATED = "overheated", "shell", "battery and thermal zones have code (60) degrees", _STATE
+    LOW_BATTERY = "low_battery", "shell", "the battery has code (5) percent", _STATE
     KILL_RUNNER = "kill_runner", "answer", "the runner dies of signal code (9) before its next answer"
     HANG_RUNNER = "hang_runner", "answer", "the runner stops, by SIGSTOP, before its next answer"
     WRONG_NUMBERS = "wrong_numbers", "answer", "outputs with more than after_bytes bytes are computed wrong"
-    CLOCK_SKEW = "clock_skew", "shell", "date and the times of files are off by the duration"
-    PAGE_SIZE = "page_size", "shell", "getconf names memory pages of code (16) KiB"
-    SELINUX_DENIAL = "selinux_denial", "shell", "SELinux is enforcing, and the log has a denial of farm's runner"
-    UNEVEN_TIMES = "uneven_times", "shell", "a runner that takes jobs stands still for most of the time"
-    HOSTILE_NAMES = "hostile_names", "shell", "names that shells and terminals trip over are in its folders"
+    CLOCK_SKEW = "clock_skew", "shell", "date and the times of files are off by the duration", _STATE
+    PAGE_SIZE = "page_size", "shell", "getconf names memory pages of code (16) KiB", _STATE
+    SELINUX_DENIAL = (
+        "selinux_denial",
+        "shell",
+        "SELinux is enforcing, and the log has a denial of farm's runner",
+        _STATE,
+    )
+    UNEVEN_TIMES = "uneven_times", "shell", "a runner that takes jobs stands still for most of the time", _STATE
+    HOSTILE_NAMES = "hostile_names", "shell", "names that shells and terminals trip over are in its folders", _STATE
     ENDLESS_OUTPUT = "endless_output", f"{_COMMANDS} list", "a command, or a listing, repeats text without end"
 
     operations: frozenset[str]
     description: str
+    is_state: bool
 
-    def __new__(cls, name: str, operations: str = "", description: str = "") -> FaultKind:
+    def __new__(cls, name: str, operations: str = "", description: str = "", is_state: bool = False) -> FaultKind:
         """Make a kind."""
         kind = str.__new__(cls, name)
         kind._value_ = name
-        kind.operations, kind.description = frozenset(operations.split()), description
+        kind.operations, kind.description, kind.is_state = frozenset(operations.split()), description, is_state
         return kind
 
 
-CONDITIONS = frozenset(
-    {
-        FaultKind.DISK_FULL,
-        FaultKind.SLOW_LINK,
-        FaultKind.UNAUTHORIZED,
-        FaultKind.WRONG_SOC,
-        FaultKind.OVERHEATED,
-        FaultKind.LOW_BATTERY,
-        FaultKind.CLOCK_SKEW,
-        FaultKind.PAGE_SIZE,
-        FaultKind.SELINUX_DENIAL,
-        FaultKind.UNEVEN_TIMES,
-        FaultKind.HOSTILE_NAMES,
-    }
-)
+CONDITIONS = frozenset(kind for kind in FaultKind if kind.is_state)
 """Kinds that are a state of the device: they hold for `seconds`, 0 until cleared, for all operations."""
 
 LINK_KINDS = frozenset({FaultKind.STALL, FaultKind.RESET, FaultKind.OFFLINE, FaultKind.REBOOT})
@@ -121,13 +114,8 @@ class Fault:
     def __post_init__(self) -> None:
         """Raise ValueError for what cannot be."""
         FaultKind(self.kind)
-        for name, value, kind in (
-            ("after_bytes", self.after_bytes, int),
-            ("code", self.code, int),
-            ("times", self.times, int),
-            ("bytes_per_s", self.bytes_per_s, int),
-            ("seconds", self.seconds, (int, float)),
-        ):
+        for name in ("after_bytes", "code", "times", "bytes_per_s", "seconds"):
+            value, kind = getattr(self, name), (int, float) if name == "seconds" else int
             negative_too = name == "seconds" and self.kind == FaultKind.CLOCK_SKEW
             if not isinstance(value, kind) or not (negative_too or value >= 0) or abs(value) > 2**40:
                 raise ValueError(f"{name} of a fault is {value!r}, expected a number that is not negative")

@@ -11,8 +11,9 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from farm.devices.virtual.faults import CONDITIONS, DRAWN, LINK_KINDS, LOG, Fault, FaultKind
 from farm.devices.virtual.tree import (
@@ -40,15 +41,25 @@ _LOW_PERCENT = 5
 _PAGE_KIB = 16
 _OTHER_SOCS = ("SM8550", "SM8650")
 
-# Property of the device during a condition, and the tools of this machine that a condition replaces.
-_PROPERTIES = {
-    FaultKind.DISK_FULL: "farm.free_bytes",
-    FaultKind.CLOCK_SKEW: "farm.clock_skew_s",
-    FaultKind.PAGE_SIZE: "farm.page_bytes",
-    FaultKind.SELINUX_DENIAL: "farm.selinux",
-    FaultKind.UNEVEN_TIMES: "farm.uneven_times",
+
+class _Shown(NamedTuple):
+    """A condition that scripts of the device read."""
+
+    name: str
+    """Name of the property."""
+    value: Callable[[Fault], object]
+    """Function that returns the value of the property."""
+    tools: tuple[str, ...] = ()
+    """Tools of this machine that scripts replace."""
+
+
+_SHOWN = {
+    FaultKind.DISK_FULL: _Shown("farm.free_bytes", lambda fault: fault.after_bytes, ("df",)),
+    FaultKind.CLOCK_SKEW: _Shown("farm.clock_skew_s", lambda fault: int(fault.seconds), ("date", "stat")),
+    FaultKind.PAGE_SIZE: _Shown("farm.page_bytes", lambda fault: (fault.code or _PAGE_KIB) * 1024, ("getconf",)),
+    FaultKind.SELINUX_DENIAL: _Shown("farm.selinux", lambda _: "Enforcing"),
+    FaultKind.UNEVEN_TIMES: _Shown("farm.uneven_times", lambda _: 1),
 }
-_TOOLS = {FaultKind.DISK_FULL: ("df",), FaultKind.CLOCK_SKEW: ("date", "stat"), FaultKind.PAGE_SIZE: ("getconf",)}
 
 _HEALTHY_BODY = {FaultKind.OVERHEATED: {"celsius": HEALTHY_CELSIUS}, FaultKind.LOW_BATTERY: {"level": HEALTHY_LEVEL}}
 
@@ -156,16 +167,16 @@ class Injection:
     @property
     def skew_s(self) -> int:
         """Seconds by which the device's clock is off."""
-        return int(self._tree.properties.get(_PROPERTIES[FaultKind.CLOCK_SKEW], "0"))
+        return int(self._tree.properties.get(_SHOWN[FaultKind.CLOCK_SKEW].name, "0"))
 
     @property
     def uneven(self) -> bool:
         """True while runners stand still again and again."""
-        return _PROPERTIES[FaultKind.UNEVEN_TIMES] in self._tree.properties
+        return _SHOWN[FaultKind.UNEVEN_TIMES].name in self._tree.properties
 
     def begin_runner(self) -> None:
         """Log the denial of a runner that starts, where SELinux denies it something."""
-        if _PROPERTIES[FaultKind.SELINUX_DENIAL] in self._tree.properties:
+        if _SHOWN[FaultKind.SELINUX_DENIAL].name in self._tree.properties:
             self._tree.log("auditd", DENIAL)
 
     def use_space(self, size: int) -> bool:
@@ -187,7 +198,7 @@ class Injection:
     def tell_space(self) -> None:
         """Let df know what pushes have used."""
         if self.free_bytes is not None:
-            self._tree.set_property(_PROPERTIES[FaultKind.DISK_FULL], str(self.free_bytes))
+            self._tree.set_property(_SHOWN[FaultKind.DISK_FULL].name, str(self.free_bytes))
 
     def _hit(self, fault: Fault, seconds: float) -> asyncio.Future[Any] | None:
         """Start the fault now; return a future to wait for if the fault ends every connection."""
@@ -222,18 +233,11 @@ class Injection:
             self._set_body(celsius=fault.code or _HOT_CELSIUS)
         elif kind is FaultKind.LOW_BATTERY:
             self._set_body(level=fault.code or _LOW_PERCENT)
-        elif kind in _PROPERTIES:
-            values = {
-                FaultKind.DISK_FULL: fault.after_bytes,
-                FaultKind.CLOCK_SKEW: int(fault.seconds),
-                FaultKind.PAGE_SIZE: (fault.code or _PAGE_KIB) * 1024,
-                FaultKind.SELINUX_DENIAL: "Enforcing",
-                FaultKind.UNEVEN_TIMES: 1,
-            }
+        elif shown := _SHOWN.get(kind):
             if kind is FaultKind.DISK_FULL:
                 self.free_bytes = fault.after_bytes
-            tree.set_property(_PROPERTIES[kind], str(values[kind]))
-            for name in _TOOLS.get(kind, ()):
+            tree.set_property(shown.name, str(shown.value(fault)))
+            for name in shown.tools:
                 tree.write(f"system/bin/{name}", FAULTY_TOOLS[name], mode=0o755)
         elif kind is FaultKind.HOSTILE_NAMES:
             self.hostile = True
@@ -251,10 +255,10 @@ class Injection:
             tree.set_property(SOC_PROPERTY, self._soc)
         elif kind in _HEALTHY_BODY:
             self._set_body(**_HEALTHY_BODY[kind])
-        elif kind in _PROPERTIES and _PROPERTIES[kind] in tree.properties:
-            for name in _TOOLS.get(kind, ()):
+        elif (shown := _SHOWN.get(kind)) and shown.name in tree.properties:
+            for name in shown.tools:
                 tree.remove(f"system/bin/{name}")
-            tree.set_property(_PROPERTIES[kind], None)
+            tree.set_property(shown.name, None)
             if kind is FaultKind.DISK_FULL:
                 self.free_bytes = None
         elif kind is FaultKind.HOSTILE_NAMES:
