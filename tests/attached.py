@@ -16,9 +16,44 @@ from ordinary_server import ordinary_adb_server
 from farm.base.processes import Supervisor
 from farm.devices.adb.protocol import adb_target
 from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
-from farm.devices.device import Device
+from farm.devices.adb.transport import AdbTransport
+from farm.devices.device import AdbAddress, Device
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.tree import BUILDS
+
+
+@dataclass(frozen=True)
+class Rack:
+    """Virtual devices behind a private adb server, with their files in `root`."""
+
+    supervisor: Supervisor
+    server: AdbServer
+    devices: list[Device]
+    root: Path
+
+    @property
+    def device(self) -> Device:
+        """The first device."""
+        return self.devices[0]
+
+    def folder(self, number: int = 0) -> Path:
+        """The folder that holds the files of a device."""
+        return self.root / self.devices[number].serial
+
+    def files(self, number: int = 0) -> Path:
+        """The folder of this machine behind the device's /data/local/tmp."""
+        return self.folder(number) / "data/local/tmp"
+
+    def transport(self, number: int = 0) -> AdbTransport:
+        return AdbTransport(self.devices[number].serial, AdbAddress(self.server.port))
+
+
+@contextlib.contextmanager
+def rack(folder: Path, *socs: str) -> Iterator[Rack]:
+    """Boot virtual devices behind a server of their own."""
+    with Supervisor() as supervisor:
+        server = start_adb_server(supervisor, folder / "adb")
+        yield Rack(supervisor, server, boot(supervisor, server, socs, folder), folder)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from farm.base.config.settings import Config, load_config
 from farm.builds.bundles.bundle import MANIFEST, MODEL, Bundle, Manifest, TensorSpec
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.device import AdbAddress, Device
@@ -19,6 +20,12 @@ def device(serial: str = "phone-1", soc: str = "SM8650", **changes: Any) -> Devi
     """Return a phone."""
     usual = {"kind": "hardware", "build": "b", "address": AdbAddress(5037), "product": "phone"}
     return Device(serial=serial, soc=soc, **{**usual, **changes})
+
+
+def config(folder: Path, text: str) -> Config:
+    """Return the configuration of a farm.toml in `folder`, which is written."""
+    (folder / "farm.toml").write_text(text)
+    return load_config(folder / "farm.toml")
 
 
 def job(name: str = "c", soc: str = "SM8650", backend: str = "htp", precision: str = "8a8w", **case: Any) -> Job:

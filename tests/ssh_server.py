@@ -9,9 +9,9 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 import pytest
 from debian import unpack
@@ -30,12 +30,54 @@ SECONDS = 20.0
 _Server = TypeVar("_Server", bound="Server")
 
 
-class SshServer:
-    """Listens from `start` on; its port stays the same. What runs over it sees the `getprop` of a device.
+class Server:
+    """SSH server that listens from `start` on; its port stays the same."""
+
+    name: str
+    """Name of its processes, also of those that serve a connection each."""
+
+    def __init__(self, supervisor: Supervisor, folder: Path) -> None:
+        self._supervisor, self._child = supervisor, None
+        self.port = free_port()
+        self.known_hosts = folder / "known_hosts"
+
+    @property
+    def child(self) -> Child:
+        assert self._child is not None
+        return self._child
+
+    def start(self) -> Self:
+        raise NotImplementedError
+
+    def connections(self) -> list[int]:
+        """Return the processes that serve a connection each."""
+        return [pid for pid in descendants(self.child.pid) if name_of(pid).startswith(self.name)]
+
+    def stop(self) -> None:
+        """End the server and its connections, which run in sessions of their own and may show no environment.
+
+        Programs that they started stay, as on a machine whose network was cut.
+        """
+        connections = self.connections()
+        self.child.terminate()
+        for pid in connections:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _listen(self, words: Sequence[str | Path], path: str, log: Path) -> Self:
+        self._child = self._supervisor.spawn(words, name=self.name, env={"PATH": path}, stderr=log)
+        require_listening(self._child, self.port, SECONDS)
+        return self
+
+
+class SshServer(Server):
+    """OpenSSH's server. What runs over it sees the `getprop` of a device.
 
     `sftp` is the command of its SFTP server, `force` the command that runs in place of every other, `options` are more
     lines of its configuration.
     """
+
+    name = "sshd"
 
     def __init__(
         self,
@@ -51,16 +93,14 @@ class SshServer:
         program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
         if program is None:
             do_without("there is no sshd: install openssh-server", "FARM_REQUIRE_SSHD")
-        self._supervisor, self._program, self._child = supervisor, program, None
-        self.folder = folder
+        super().__init__(supervisor, folder)
+        self._program, self.folder = program, folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in ("host_key", "user_key", "other_key"):
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(folder / name)]
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         shutil.copy(folder / "user_key.pub", folder / "authorized_keys")
-        self.port = free_port()
         key = (folder / "host_key.pub").read_text()
-        self.known_hosts = folder / "known_hosts"
         self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {key}")
         self.tree = DeviceTree(folder / "device", device_properties(soc, serial, "1"))
         self.tools = folder / "device/system/bin"
@@ -79,39 +119,12 @@ class SshServer:
         files = (self.folder / name for name in ("user_key", "known_hosts", "storage"))
         return SshAddress("127.0.0.1", getpass.getuser(), self.port, *map(str, files))
 
-    @property
-    def child(self) -> Child:
-        assert self._child is not None
-        return self._child
-
     def start(self) -> Self:
         if os.geteuid() == 0:
             # As Debian's unit does before it starts one.
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         words = [self._program, "-D", "-e", "-f", self.folder / "sshd_config"]
-        log = self.folder / "sshd.log"
-        self._child = self._supervisor.spawn(words, name="sshd", env={"PATH": os.defpath}, stderr=log)
-        require_listening(self._child, self.port, SECONDS)
-        return self
-
-    def stop(self) -> None:
-        """End the server and its connections, which run in sessions of their own and show no environment.
-
-        Programs that they started stay, as on a machine whose network was cut.
-        """
-        connections = [pid for pid in descendants(self.child.pid) if name_of(pid).startswith("sshd")]
-        self.child.terminate()
-        for pid in connections:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-class Server(Protocol):
-    """SSH server for tests, of this module or of dropbear_server."""
-
-    def start(self) -> Self: ...
-
-    def stop(self) -> None: ...
+        return self._listen(words, os.defpath, self.folder / "sshd.log")
 
 
 @contextlib.contextmanager
@@ -200,25 +213,20 @@ def newer_system(cache: Path) -> Path:
         do_without(f"there is no newer dropbear: {error}")
 
 
-class DropbearServer:
-    """Listens from `start` on; its port stays the same. `root` is the board's root folder.
+class DropbearServer(Server):
+    """dropbear. `root` is the board's root folder.
 
     `system` is a root folder of Debian, this machine's unless another one is named: dropbear and the libraries are its.
     """
 
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        root: Path,
-        *,
-        system: Path = Path("/"),
-        virtual: bool = True,
-    ) -> None:
+    name = "dropbear"
+
+    def __init__(self, supervisor: Supervisor, root: Path, *, system: Path = Path("/"), virtual: bool = True) -> None:
         busybox, program = need("busybox", "busybox-static"), need("dropbear", "dropbear-bin")
         key_maker = need("dropbearkey", "dropbear-bin")
         if os.geteuid():
             pytest.skip("only root can have a root folder of its own")
-        self._supervisor, self._child = supervisor, None
+        super().__init__(supervisor, root)
         self.root, self.serial = root, "board-8"
         for folder in ("bin", "etc", "root/.ssh", "dev", "proc", "tmp", "var/tmp", "usr/lib", "usr/lib64", "run"):
             (root / folder).mkdir(parents=True, exist_ok=True)
@@ -244,8 +252,6 @@ class DropbearServer:
             [key_maker, "-t", "ed25519", "-f", root / "host_key"], check=True, capture_output=True, text=True
         )
         host_key = next(line for line in made.stdout.splitlines() if line.startswith("ssh-ed25519 "))
-        self.port = free_port()
-        self.known_hosts = root / "known_hosts"
         self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {host_key}\n")
         self._system = system
 
@@ -254,31 +260,11 @@ class DropbearServer:
         """Return the address of the server, with the default folder of farm."""
         return SshAddress("127.0.0.1", "root", self.port, str(self.key), str(self.known_hosts))
 
-    @property
-    def child(self) -> Child:
-        assert self._child is not None
-        return self._child
-
     def start(self) -> Self:
         listen = ["-F", "-E", "-s", "-r", "/host_key", "-P", "/run/dropbear.pid", "-p", f"127.0.0.1:{self.port}"]
         begin = ["unshare", "-m", "sh", "-c", _BEGIN, "sh", self.root, self._system]
         words, path = [*begin, "/bin/dropbear", *listen], f"{os.defpath}:/usr/sbin:/sbin"
-        log = self.root / "dropbear.log"
-        self._child = self._supervisor.spawn(words, name="dropbear", env={"PATH": path}, stderr=log)
-        require_listening(self._child, self.port, SECONDS)
-        return self
-
-    def connections(self) -> list[int]:
-        """Return the processes that serve a connection each."""
-        return [pid for pid in descendants(self.child.pid) if name_of(pid).strip() == "dropbear"]
-
-    def stop(self) -> None:
-        """End the server and its connections. Their programs stay, as on a machine whose network was cut."""
-        connections = self.connections()
-        self.child.terminate()
-        for pid in connections:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        return self._listen(words, path, self.root / "dropbear.log")
 
     def left(self) -> list[str]:
         """Return the programs, dropbear excluded, that still run in the server's folder."""

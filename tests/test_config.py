@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from made import config
 
 from farm.base.config.devices import Endpoint, SshLogin
 from farm.base.config.settings import DeviceConfig, HostConfig, load_config
@@ -21,30 +22,25 @@ def test_the_nearest_file_upwards_counts_and_paths_are_relative_to_it(
     )
     deep = tmp_path / "a" / "b"
     deep.mkdir(parents=True)
-    config = load_config(folder=deep)
-    assert config.suite_folders == (tmp_path / "mine",)
-    assert (config.cache_dir, config.state_dir) == (tmp_path / "c", tmp_path / "s")
-    assert config.store_url == f"sqlite:///{tmp_path / 's' / 'farm.db'}"
-    assert (config.builders, config.sdk_root) == (3, tmp_path / "sdk")
+    answer = load_config(folder=deep)
+    assert answer.suite_folders == (tmp_path / "mine",)
+    assert (answer.cache_dir, answer.state_dir) == (tmp_path / "c", tmp_path / "s")
+    assert answer.store_url == f"sqlite:///{tmp_path / 's' / 'farm.db'}"
+    assert (answer.builders, answer.sdk_root) == (3, tmp_path / "sdk")
 
 
 def test_the_environment_beats_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "farm.toml").write_text('[paths]\ncache = "c"\n[qnn]\nsdk_root = "sdk"\n')
     monkeypatch.setenv("FARM_CACHE_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("QNN_SDK_ROOT", str(tmp_path / "other"))
-    config = load_config(tmp_path / "farm.toml")
-    assert (config.cache_dir, config.sdk_root) == (tmp_path / "elsewhere", tmp_path / "other")
+    answer = config(tmp_path, '[paths]\ncache = "c"\n[qnn]\nsdk_root = "sdk"\n')
+    assert (answer.cache_dir, answer.sdk_root) == (tmp_path / "elsewhere", tmp_path / "other")
 
 
 def test_what_builders_may_have_is_a_share_of_the_machine_or_what_the_file_says(tmp_path: Path) -> None:
-    path = tmp_path / "farm.toml"
-    path.write_text("[build]\nbuilders = 1000\n")
-    many = load_config(path)
+    many = config(tmp_path, "[build]\nbuilders = 1000\n")
     assert (many.build_recycle_mb, many.build_memory_mb) == (1024, usable_bytes() // 2**21)
-    path.write_text("[build]\nbuilders = 1\n")
-    assert load_config(path).build_memory_mb > many.build_memory_mb
-    path.write_text("[build]\nmemory_mb = 3000\nrecycle_mb = 2000\n")
-    answer = load_config(path)
+    assert config(tmp_path, "[build]\nbuilders = 1\n").build_memory_mb > many.build_memory_mb
+    answer = config(tmp_path, "[build]\nmemory_mb = 3000\nrecycle_mb = 2000\n")
     assert (answer.build_memory_mb, answer.build_recycle_mb) == (3000, 2000)
 
 
@@ -65,13 +61,11 @@ def test_every_folder_of_others_may_be_told_in_both_ways(
 ) -> None:
     for name in ROOTS.values():
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "farm.toml").write_text(f'[qnn]\n{key} = "told/here"\n')
-    assert getattr(load_config(tmp_path / "farm.toml"), key) == tmp_path / "told" / "here"
+    assert getattr(config(tmp_path, f'[qnn]\n{key} = "told/here"\n'), key) == tmp_path / "told" / "here"
     monkeypatch.setenv(variable, str(tmp_path / "there"))
     assert getattr(load_config(tmp_path / "farm.toml"), key) == tmp_path / "there"
-    (tmp_path / "farm.toml").write_text("")
     monkeypatch.delenv(variable)
-    assert getattr(load_config(tmp_path / "farm.toml"), key) is None
+    assert getattr(config(tmp_path, ""), key) is None
 
 
 @pytest.mark.parametrize(
@@ -120,11 +114,9 @@ def test_every_folder_of_others_may_be_told_in_both_ways(
     ],
 )
 def test_a_broken_file_names_itself_and_the_key(tmp_path: Path, text: str, says: str) -> None:
-    path = tmp_path / "farm.toml"
-    path.write_text(text)
     with pytest.raises(ConfigError, match=says) as caught:
-        load_config(path)
-    assert str(path) in str(caught.value)
+        config(tmp_path, text)
+    assert f"{tmp_path}/farm.toml" in str(caught.value)
     assert str(caught.value).isprintable()
     assert "secret" not in str(caught.value)
 
@@ -151,28 +143,22 @@ def test_a_variable_is_used_or_refused(
 
 def test_a_folder_that_is_a_file_is_refused_by_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FARM_CACHE_DIR")
-    (tmp_path / "farm.toml").write_text('[paths]\ncache = "farm.toml"\n')
     with pytest.raises(UsageError, match=r"farm\.toml: paths\.cache: .*farm\.toml is no folder"):
-        load_config(folder=tmp_path)
+        config(tmp_path, '[paths]\ncache = "farm.toml"\n')
 
 
 def test_times_are_seconds_or_as_people_write_them(tmp_path: Path) -> None:
-    path = tmp_path / "farm.toml"
-    path.write_text(
-        "[build]\ntimeout_s = '1h30m'\n[health]\ngate_wait_s = '10m'\ndisk_wait_s = 7\n[leases]\nttl_s = '1m'\n"
-    )
-    config = load_config(path)
-    assert (config.build_timeout_s, config.leases.ttl_s) == (5400, 60)
-    assert (config.health.gate_wait_s, config.health.disk_wait_s) == (600, 7)
-    path.write_text("[build]\ntimeout_s = 'a while'\n")
+    times = "[build]\ntimeout_s = '1h30m'\n[health]\ngate_wait_s = '10m'\ndisk_wait_s = 7\n[leases]\nttl_s = '1m'\n"
+    answer = config(tmp_path, times)
+    assert (answer.build_timeout_s, answer.leases.ttl_s) == (5400, 60)
+    assert (answer.health.gate_wait_s, answer.health.disk_wait_s) == (600, 7)
     with pytest.raises(ConfigError, match=r"build\.timeout_s: is 'a while', expected seconds, or a time"):
-        load_config(path)
+        config(tmp_path, "[build]\ntimeout_s = 'a while'\n")
 
 
 def test_a_device_may_be_named_as_its_own_serial_and_its_soc_in_any_case(tmp_path: Path) -> None:
-    path = tmp_path / "farm.toml"
-    path.write_text("[[device]]\nserial = 'left'\nname = 'left'\nsoc = 'sm8650'\n")
-    assert load_config(path).devices == (DeviceConfig(serial="left", name="left", soc="SM8650"),)
+    found = config(tmp_path, "[[device]]\nserial = 'left'\nname = 'left'\nsoc = 'sm8650'\n")
+    assert found.devices == (DeviceConfig(serial="left", name="left", soc="SM8650"),)
 
 
 def test_a_store_has_an_address_and_variables_of_others_are_ignored(
@@ -182,13 +168,12 @@ def test_a_store_has_an_address_and_variables_of_others_are_ignored(
     for variable in ("FARM_WEBHOOK_URL", "FARM_STORE_2", "FARM_HOME", "FARM_SESSION", "FARMS_STORE"):
         monkeypatch.setenv(variable, "theirs")
     for url in ("sqlite:////data/farm.db", "postgresql://me:secret@host/farm", "postgres://host/farm"):
-        (tmp_path / "farm.toml").write_text(f"store = '{url}'\n")
-        assert load_config(tmp_path / "farm.toml").store_url == url
+        assert config(tmp_path, f"store = '{url}'\n").store_url == url
 
 
 def test_hosts_and_devices(tmp_path: Path) -> None:
-    path = tmp_path / "farm.toml"
-    path.write_text(
+    answer = config(
+        tmp_path,
         """
         [[host]]
         name = "attic"
@@ -216,32 +201,31 @@ def test_hosts_and_devices(tmp_path: Path) -> None:
         max_temperature_c = 40
         [leases]
         ttl_s = 10
-        """
+        """,
     )
-    config = load_config(path)
     attic = SshLogin("me", "attic.local", 2222, str(tmp_path / "keys/attic"), "")
-    assert config.hosts == (
+    assert answer.hosts == (
         HostConfig("attic", Endpoint("127.0.0.1", 5037), attic),
         HostConfig("lab", Endpoint("10.0.0.7", 5038)),
     )
     labels = ("lab", "rooted")
-    assert config.devices == (
+    assert answer.devices == (
         DeviceConfig(serial="R5CT10", name="left", labels=labels, soc="SM8650", in_service=False, note="cracked"),
         DeviceConfig(ssh=SshLogin("root", "fe80::1", 0, "", "/etc/known"), storage="/opt/farm"),
         DeviceConfig(connect=Endpoint("10.0.0.9", 5555)),
         DeviceConfig(local=True),
     )
-    assert (config.health.max_temperature_c, config.health.min_battery_percent, config.leases.ttl_s) == (40, 20, 10)
+    assert (answer.health.max_temperature_c, answer.health.min_battery_percent, answer.leases.ttl_s) == (40, 20, 10)
 
 
 @pytest.mark.parametrize(
     "run_id", ["", "..", "/etc", "20261121-014501-4f7a12/..", "20261121-014501-4f7a12\n", "latest", "\u0662" * 8]
 )
 def test_only_the_id_of_a_run_becomes_a_folder(tmp_path: Path, run_id: str) -> None:
-    config = load_config(folder=tmp_path)
-    assert config.run_folder("20261121-014501-4f7a12") == config.state_dir / "runs" / "20261121-014501-4f7a12"
+    answer = load_config(folder=tmp_path)
+    assert answer.run_folder("20261121-014501-4f7a12") == answer.state_dir / "runs" / "20261121-014501-4f7a12"
     with pytest.raises(UsageError, match="is not the id of a run"):
-        config.run_folder(run_id)
+        answer.run_folder(run_id)
 
 
 @pytest.mark.parametrize(
@@ -254,10 +238,7 @@ def test_only_the_id_of_a_run_becomes_a_folder(tmp_path: Path, run_id: str) -> N
     ],
 )
 def test_what_a_device_is_reached_with_is_there_before_devices_are_used(tmp_path: Path, text: str, says: str) -> None:
-    path = tmp_path / "farm.toml"
-    path.write_text(text)
     with pytest.raises(ConfigError, match=says):
-        require_named(load_config(path))
-    path.write_text(text.replace("[[device]]", "[[device]]\nin_service = false"))
+        require_named(config(tmp_path, text))
     if "[[host]]" not in text:
-        require_named(load_config(path))
+        require_named(config(tmp_path, text.replace("[[device]]", "[[device]]\nin_service = false")))

@@ -64,7 +64,6 @@ def alive(pid: int) -> bool:
 
 def family(supervisor: Supervisor) -> tuple[list[int], int]:
     child = supervisor.spawn([sys.executable, "-c", FAMILY], name="family", stdout_pipe=True)
-    assert child.process.stdout is not None
     *pids, leader = map(int, child.process.stdout.readline().split())
     assert leader == child.pid
     return pids, leader
@@ -84,7 +83,6 @@ def family(supervisor: Supervisor) -> tuple[list[int], int]:
 )
 def test_nothing_outlives_its_parent_and_the_reaper(program: str, way: str, killed: tuple[str, ...]) -> None:
     with Started([sys.executable, "-c", PARENT, program, way], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
         guard, copy, *pids = map(int, parent.stdout.readline().split())
         assert len(pids) >= 3
         if "reaper" in killed:
@@ -249,7 +247,6 @@ signal.pause()
 def test_what_was_said_just_before_a_death_counts() -> None:
     """The death and the last words arrive together, and a copy of the dead one keeps the pipe open."""
     with Started([sys.executable, "-c", LATE_PARENT], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
         watcher, child, copy = map(int, parent.stdout.readline().split())
         parent.kill()
         parent.wait()
@@ -297,7 +294,6 @@ def read_environment_of(code: str) -> subprocess.CompletedProcess[str]:
         [PYTHON, "-c", f"{code}\n{WAIT}"], user=user, env=env, cwd="/", text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
-        assert process.stdout is not None
         assert process.stdout.readline()
         reading = [PYTHON, "-S", "-c", READ, str(process.pid)]
         done = subprocess.run(reading, user=user, env={}, cwd="/", capture_output=True, text=True, check=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from made import config
 
-from farm.base.config.settings import load_config
 from farm.base.config.shared import read_artifacts
 from farm.base.errors import ConfigError, UsageError
 
@@ -19,24 +19,18 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def written(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "farm.toml"
-    path.write_text(text)
-    return path
-
-
 def test_a_farm_is_shared_where_both_are_set(tmp_path: Path) -> None:
-    shared = load_config(written(tmp_path, f'{POSTGRESQL}artifacts = "file:///mnt/farm/"\n[agent]\nname = "attic"\n'))
+    shared = config(tmp_path, f'{POSTGRESQL}artifacts = "file:///mnt/farm/"\n[agent]\nname = "attic"\n')
     assert (shared.is_shared, str(shared.artifacts), shared.agent.name) == (True, "file:///mnt/farm", "attic")
-    assert not load_config(written(tmp_path, POSTGRESQL)).is_shared
-    assert not load_config(written(tmp_path, "")).is_shared
+    assert not config(tmp_path, POSTGRESQL).is_shared
+    assert not config(tmp_path, "").is_shared
 
 
 def test_files_of_a_login_are_relative_to_the_file_that_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = "sftp://ada@nas.lab:2222/srv/farm?key_file=keys/farm&known_hosts=keys/known&ssh_config=none"
-    found = load_config(written(tmp_path, f'{POSTGRESQL}artifacts = "{url}"\n')).artifacts
+    found = config(tmp_path, f'{POSTGRESQL}artifacts = "{url}"\n').artifacts
     assert found is not None
     assert found.login is not None
     keys = tmp_path / "keys"
@@ -44,7 +38,7 @@ def test_files_of_a_login_are_relative_to_the_file_that_names_them(
     assert (found.login.config, found.path, str(found)) == ("none", "/srv/farm", "sftp://ada@nas.lab:2222/srv/farm")
     minio = "https://minio.lab:9000"
     monkeypatch.setenv("FARM_ARTIFACTS", f"s3://lab-farm/main?endpoint_url={minio}&region=eu&profile=farm")
-    found = load_config(written(tmp_path, f'{POSTGRESQL}artifacts = "{url}"\n')).artifacts
+    found = config(tmp_path, f'{POSTGRESQL}artifacts = "{url}"\n').artifacts
     assert found is not None
     assert (str(found), found.endpoint_url, found.region, found.profile) == ("s3://lab-farm/main", minio, "eu", "farm")
 
@@ -53,18 +47,18 @@ def test_sqlite_and_files_of_many_hosts_do_not_go_together(tmp_path: Path, monke
     artifacts = 'artifacts = "file:///mnt/farm"\n'
     for text in (artifacts, f'store = "sqlite:////data/farm.db"\n{artifacts}'):
         with pytest.raises(ConfigError, match="artifacts: the store is SQLite, and files that several hosts share"):
-            load_config(written(tmp_path, text))
+            config(tmp_path, text)
     with pytest.raises(ConfigError, match="agent: an agent is for a farm that several hosts share: set store and"):
-        load_config(written(tmp_path, "[agent]\nbuild = true\n"))
+        config(tmp_path, "[agent]\nbuild = true\n")
     with pytest.raises(ConfigError, match="agent.name"):
-        load_config(written(tmp_path, f'{POSTGRESQL}{artifacts}[agent]\nname = "the attic"\n'))
+        config(tmp_path, f'{POSTGRESQL}{artifacts}[agent]\nname = "the attic"\n')
     monkeypatch.setenv("FARM_ARTIFACTS", "file:///mnt/farm")
     with pytest.raises(UsageError, match="FARM_ARTIFACTS is set, and the store is SQLite"):
-        load_config(written(tmp_path, ""))
+        config(tmp_path, "")
     monkeypatch.delenv("FARM_ARTIFACTS")
     # A local run uses the user's own store.
     monkeypatch.setenv("FARM_STORE", str(tmp_path / "mine.db"))
-    alone = load_config(written(tmp_path, f"{POSTGRESQL}{artifacts}[agent]\nbuild = true\n"))
+    alone = config(tmp_path, f"{POSTGRESQL}{artifacts}[agent]\nbuild = true\n")
     assert (alone.is_shared, alone.artifacts) == (False, None)
 
 
@@ -96,4 +90,4 @@ def test_an_address_that_cannot_be_is_refused_in_a_line_without_secrets(
     assert "hunter2" not in str(caught.value).casefold()
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="farm.toml: artifacts: "):
-        load_config(written(tmp_path, f'{POSTGRESQL}artifacts = "{address}"\n'))
+        config(tmp_path, f'{POSTGRESQL}artifacts = "{address}"\n')

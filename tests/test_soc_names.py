@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner
+from made import config as configured
 from made import device
 from shared_rows import facts
 
 from farm.base import socs
-from farm.base.config.settings import Config, load_config
 from farm.base.errors import ConfigError, UnknownNameError
 from farm.base.paths import data_folder
 from farm.base.socs import find_soc, is_soc, load_socs, set_like
@@ -36,11 +36,6 @@ def no_names_of_other_tests() -> Iterator[None]:
     set_like({})
     yield
     set_like({})
-
-
-def configured(folder: Path, text: str) -> Config:
-    (folder / "farm.toml").write_text(text)
-    return load_config(folder / "farm.toml")
 
 
 def chosen(reported: str, soc: str) -> tuple[list[Device], list[str]]:

@@ -15,7 +15,6 @@ from farm_home import FarmHome
 from waiting import until
 
 from farm.base.errors import DeviceError, DeviceSpaceError
-from farm.devices.connect import open_transport
 from farm.devices.device import RECOVERY, Device
 from farm.devices.facts import identify, read_status
 from farm.devices.recovery import Step, recover
@@ -40,17 +39,22 @@ def device(board: Board) -> Device:
     return identify("board", board.address)
 
 
+@pytest.fixture
+def transport(board: Board) -> Iterator[SshTransport]:
+    with contextlib.closing(SshTransport("board", board.address)) as transport:
+        yield transport
+
+
 @contextlib.contextmanager
 def shell(board: Board) -> Iterator[Callable[[str], str]]:
     """Function that runs a script on the board and returns its output; the script has to succeed."""
-    transport = SshTransport("board", board.address)
 
     def run(script: str) -> str:
         done = transport.run(["sh", "-c", script], timeout_s=60)
         assert done.code == 0, done
         return done.stdout.decode().strip()
 
-    with contextlib.closing(transport):
+    with contextlib.closing(SshTransport("board", board.address)) as transport:
         yield run
 
 
@@ -64,22 +68,19 @@ def decided(view: dict[str, Any]) -> dict[str, list[str]]:
     return {job["id"]: [attempt["verdict"] for attempt in job["attempts"]] for job in view["jobs"]}
 
 
-def test_it_is_who_its_device_tree_says(board: Board, device: Device) -> None:
+def test_it_is_who_its_device_tree_says(board: Board, device: Device, transport: SshTransport) -> None:
     assert (device.soc, device.os, device.kind) == ("QCS9100", "linux", "hardware")
     assert device.product == "Qualcomm QCS9100 Ride, emulated"
     assert device.build.startswith("A board of busybox and dropbear 6.")
-    transport = open_transport(device)
-    with contextlib.closing(transport):
-        status = read_status(transport, os="linux")
+    status = read_status(transport, os="linux")
     assert status.root
     assert status.boot_id == boot_id(board)
     assert status.free_bytes is not None
     assert 100 << 20 < status.free_bytes < 200 << 20
 
 
-def test_a_program_that_is_stopped_leaves_nothing_on_it(board: Board) -> None:
-    transport = SshTransport("board", board.address)
-    with contextlib.closing(transport), shell(board) as run:
+def test_a_program_that_is_stopped_leaves_nothing_on_it(board: Board, transport: SshTransport) -> None:
+    with shell(board) as run:
         process = transport.start(["sh", "-c", "echo begun; sleep 4321 & sleep 4322"])
         until(lambda: b"begun" in process.receive(1).stdout)
         assert "sleep 432" in run("ps")
@@ -87,41 +88,38 @@ def test_a_program_that_is_stopped_leaves_nothing_on_it(board: Board) -> None:
         assert "sleep 432" not in run("ps")
 
 
-def test_pressing_reset_ends_what_runs_and_one_step_brings_it_back(board: Board, device: Device) -> None:
+def test_pressing_reset_ends_what_runs_and_one_step_brings_it_back(
+    board: Board, device: Device, transport: SshTransport
+) -> None:
     before, start = boot_id(board), board.starts
-    transport = SshTransport("board", board.address)
-    with contextlib.closing(transport):
-        process = transport.start(["sleep", "600"])
-        board.reset()
-        with pytest.raises(DeviceError), contextlib.closing(process):
-            until(lambda: process.receive(1).code is not None)
+    process = transport.start(["sleep", "600"])
+    board.reset()
+    with pytest.raises(DeviceError), contextlib.closing(process):
+        until(lambda: process.receive(1).code is not None)
     board.wait(start + 1)
     recovery = recover(device)
     assert [(step.step, step.problem) for step in recovery.steps] == [(Step.RECONNECT, "")]
     assert boot_id(board) != before
 
 
-def test_a_cut_is_seen_and_what_ran_is_ended_once_the_plug_is_in_again(board: Board) -> None:
-    transport = SshTransport("board", board.address)
-    with contextlib.closing(transport):
-        process = transport.start(["sh", "-c", "echo begun; exec sleep 5432"])
-        until(lambda: b"begun" in process.receive(1).stdout)
-        board.cut_network()
-        try:
-            # QEMU acknowledges sent bytes: only the missing answer shows the failure.
-            with pytest.raises(DeviceError):
-                until(lambda: process.receive(1).code is not None)
-        finally:
-            board.cut_network(cut=False)
-        until(lambda: board.is_well)
-        process.close()
-        with shell(board) as run:
-            assert "sleep 5432" not in run("ps")
+def test_a_cut_is_seen_and_what_ran_is_ended_once_the_plug_is_in_again(board: Board, transport: SshTransport) -> None:
+    process = transport.start(["sh", "-c", "echo begun; exec sleep 5432"])
+    until(lambda: b"begun" in process.receive(1).stdout)
+    board.cut_network()
+    try:
+        # QEMU acknowledges sent bytes: only the missing answer shows the failure.
+        with pytest.raises(DeviceError):
+            until(lambda: process.receive(1).code is not None)
+    finally:
+        board.cut_network(cut=False)
+    until(lambda: board.is_well)
+    process.close()
+    with shell(board) as run:
+        assert "sleep 5432" not in run("ps")
 
 
-def test_a_full_disk_is_said_to_be_that_and_nothing_is_left_of_a_push(board: Board) -> None:
-    transport = SshTransport("board", board.address)
-    with contextlib.closing(transport), shell(board) as run:
+def test_a_full_disk_is_said_to_be_that_and_nothing_is_left_of_a_push(board: Board, transport: SshTransport) -> None:
+    with shell(board) as run:
         run(f"mkdir -p {transport.storage}; dd if=/dev/zero of=/var/tmp/film bs=1M count=300 2>/dev/null; true")
         try:
             assert read_status(transport, os="linux").free_bytes == 0
@@ -132,13 +130,11 @@ def test_a_full_disk_is_said_to_be_that_and_nothing_is_left_of_a_push(board: Boa
         transport.push({transport.storage / "file": bytes(1 << 20)})
 
 
-def test_a_clock_that_is_years_off_changes_nothing(board: Board, board_home: FarmHome) -> None:
+def test_a_clock_that_is_years_off_changes_nothing(board: Board, board_home: FarmHome, transport: SshTransport) -> None:
     with shell(board) as run:
         run("date -s 2019-05-04 >/dev/null")
     try:
-        transport = SshTransport("board", board.address)
-        with contextlib.closing(transport):
-            offset = read_status(transport, os="linux").clock_offset_ms
+        offset = read_status(transport, os="linux").clock_offset_ms
         assert offset is not None
         assert offset < -365 * 86_400_000
         done = board_home.farm(*SMOKE, "-k", "add", timeout_s=400, code=0)

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from attached import rack
 from farm_home import FarmHome
 from programs import run_program
 from simpleadb import Layout, lay_out
 
-from farm.base.processes import Supervisor
 from farm.base.socs import find_soc
 from farm.builds.runtime.qnn_sdk import host_sdk
 from farm.builds.runtime.runtime import Runtime, simulator_runtime
 from farm.devices.adb.protocol import adb_target
-from farm.devices.adb.server import AdbServer, start_adb_server
-from farm.devices.virtual.boot import boot
+from farm.devices.adb.server import AdbServer
 
 HERE = Path(__file__).parent
 MODULE = "executorch.backends.qualcomm.tests.test_qnn_delegate"
@@ -80,11 +79,8 @@ class Attached:
 
 @pytest.fixture(scope="session")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
-    root = tmp_path_factory.mktemp("devices")
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, root / "adb")
-        (one,) = boot(supervisor, server, ["SM8650"], root)
-        yield Attached(server, adb_target(one.serial), root / one.serial / "data/local/tmp")
+    with rack(tmp_path_factory.mktemp("devices"), "SM8650") as one:
+        yield Attached(one.server, adb_target(one.device.serial), one.files())
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from attached import Rack, rack
 from msgspec.structs import replace
 from networks import Relay
 from ordinary_server import kill_server, ordinary_adb_server
@@ -44,14 +45,9 @@ from farm.devices.device import LOOPBACK, AdbAddress
 from farm.devices.discovery import Scan, scan_all
 from farm.devices.process import Link
 from farm.devices.transport import communicate
-from farm.devices.virtual.boot import boot
 from farm.dispatch.cluster.client.devices import pinned
 from farm.dispatch.pool.fleet import Choice, choose, narrowed
 from farm.dispatch.request.request import RunRequest
-
-if TYPE_CHECKING:
-    from conftest import Bench
-
 
 # Peculiarities of adb: servers and tunnels that break, and endless content over its streams that is no answer.
 
@@ -60,13 +56,11 @@ TMP = PurePosixPath("/data/local/tmp")
 
 
 def test_a_server_that_is_killed_is_to_blame_and_not_the_device(tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, tmp_path / "adb")
-        (device,) = boot(supervisor, server, ["SM8650"], tmp_path)
-        transport = AdbTransport(device.serial, AdbAddress(server.port))
+    with rack(tmp_path, "SM8650") as one:
+        transport = one.transport()
         transport.push({TMP / "file": b"x"})
         process = transport.start(["cat"])
-        supervisor.find("adb server").process.kill()
+        one.supervisor.find("adb server").process.kill()
         with pytest.raises(AdbServerError, match="the adb server on port"):
             process.receive(20)
         process.close()
@@ -80,7 +74,7 @@ def test_a_server_that_is_killed_is_to_blame_and_not_the_device(tmp_path: Path) 
         transport.close()
 
 
-def test_a_stream_that_breaks_while_the_device_is_there_is_neither_gone_nor_the_server(bench: Bench) -> None:
+def test_a_stream_that_breaks_while_the_device_is_there_is_neither_gone_nor_the_server(bench: Rack) -> None:
     process = bench.transport().start(["cat"])
     process._stream.shutdown(socket.SHUT_RDWR)
     with pytest.raises(DeviceError, match="ended before the program did") as caught:
@@ -89,7 +83,7 @@ def test_a_stream_that_breaks_while_the_device_is_there_is_neither_gone_nor_the_
     process.close()
 
 
-def test_the_sync_service_never_leaves_the_device(bench: Bench, tmp_path: Path) -> None:
+def test_the_sync_service_never_leaves_the_device(bench: Rack, tmp_path: Path) -> None:
     outside = bench.root / "outside"
     outside.write_text("secret")
     transport = bench.transport()
@@ -104,7 +98,7 @@ def test_the_sync_service_never_leaves_the_device(bench: Bench, tmp_path: Path) 
     assert not (bench.root / "new").exists()
 
 
-def test_an_unknown_device_and_a_missing_server(bench: Bench) -> None:
+def test_an_unknown_device_and_a_missing_server(bench: Rack) -> None:
     with pytest.raises(DeviceGoneError, match=r"nobody: adb refuses: .*not found"):
         AdbTransport("nobody", AdbAddress(bench.server.port)).run(["true"], timeout_s=5)
     with pytest.raises(DeviceGoneError):
@@ -158,7 +152,7 @@ def test_a_cut_tunnel_or_server_is_named_with_what_to_check(
     assert ("start one with 'adb start-server'" in str(over.value)) == (host == "127.0.0.1" and not tunnel)
 
 
-def test_the_shell_makes_links_where_adbd_may_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_makes_links_where_adbd_may_not(bench: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     real = SyncStream.push
 
     def refusing_stub(self: SyncStream, files: dict[PurePosixPath, Any]) -> None:
@@ -178,7 +172,7 @@ def test_the_shell_makes_links_where_adbd_may_not(bench: Bench, monkeypatch: pyt
 
 
 def test_streams_for_files_are_used_again_and_survive_a_hangup(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    bench: Rack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     opened: list[str] = []
     real = AdbHost.open
@@ -308,36 +302,30 @@ def test_what_does_not_listen_cannot_be_attached(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this Python knows no IPv6")
 def test_a_device_is_attached_by_an_ipv6_address(tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, tmp_path / "adb")
-        [device] = boot(supervisor, server, ["SM8650"], tmp_path)
-        host = AdbHost(server.port)
-        near = host.network_address(device.serial)
+    with rack(tmp_path, "SM8650") as one:
+        host = AdbHost(one.server.port)
+        near = host.network_address(one.device.serial)
         host.query(f"host:disconnect:{near}")
         try:
             line = Relay(int(near.split(":")[1]), host="::1")
         except OSError:
             pytest.skip("this machine has no ::1")
         with contextlib.closing(line):
-            assert server.connect("::1", line.port) == f"[::1]:{line.port}"
-            assert host.network_address(device.serial) == f"[::1]:{line.port}"
-            assert (
-                AdbTransport(device.serial, AdbAddress(server.port)).run(["echo", "hi"], timeout_s=20).stdout == b"hi\n"
-            )
+            assert one.server.connect("::1", line.port) == f"[::1]:{line.port}"
+            assert host.network_address(one.device.serial) == f"[::1]:{line.port}"
+            assert one.transport().run(["echo", "hi"], timeout_s=20).stdout == b"hi\n"
             host.query(f"host:disconnect:[::1]:{line.port}")
 
 
 def test_a_cut_behind_a_forward_that_acknowledges_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farm.devices.transport.SILENCE_SECONDS", 0.5)
     monkeypatch.setattr("farm.devices.adb.transport.ASK_SECONDS", 1.0)
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, tmp_path / "adb")
-        [device] = boot(supervisor, server, ["SM8650"], tmp_path)
-        near = server.network_address(device.serial)
-        server.query(f"host:disconnect:{near}")
+    with rack(tmp_path, "SM8650") as one:
+        near = one.server.network_address(one.device.serial)
+        one.server.query(f"host:disconnect:{near}")
         with contextlib.closing(Relay(int(near.split(":")[1]))) as line, ThreadPoolExecutor(1) as pool:
-            server.connect("127.0.0.1", line.port)
-            transport = AdbTransport(device.serial, AdbAddress(server.port))
+            one.server.connect("127.0.0.1", line.port)
+            transport = one.transport()
             # A program may stay silent for any time while the device answers.
             assert transport.run(["sleep", "2"], timeout_s=20).code == 0
             running = pool.submit(lambda: transport.run(["sleep", "600"], timeout_s=600))
@@ -433,7 +421,7 @@ def scanned(tmp_path: Path, named: Callable[..., None]) -> Callable[..., Scan]:
     return scanned
 
 
-def test_a_named_server_is_used_and_none_is_started_beside_it(bench: Bench, scanned: Callable[..., Scan]) -> None:
+def test_a_named_server_is_used_and_none_is_started_beside_it(bench: Rack, scanned: Callable[..., Scan]) -> None:
     beside, port = str(free_port()), bench.server.port
     for words in (
         variables(f"tcp:127.0.0.1:{port}", port=beside),
@@ -488,10 +476,10 @@ def read(path: Path) -> bytes:
         return b""
 
 
-def test_programs_that_call_adb_reach_the_server_of_their_device(bench: Bench, named: Callable[..., None]) -> None:
+def test_programs_that_call_adb_reach_the_server_of_their_device(bench: Rack, named: Callable[..., None]) -> None:
     """The user's variables name other servers and another device: each would win over what farm sets."""
     named(ADB_SERVER_SOCKET="tcp:127.0.0.1:1", ANDROID_ADB_SERVER_ADDRESS="127.0.0.2", ANDROID_SERIAL="other")
-    transport = AdbTransport(bench.devices[0].serial, AdbAddress(bench.server.port))
+    transport = bench.transport()
     argv, environment = transport.shell_argv(["getprop", "ro.soc.model"], terminal=False)
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "SM8650")
@@ -501,7 +489,7 @@ def test_programs_that_call_adb_reach_the_server_of_their_device(bench: Bench, n
     assert (done.returncode, done.stdout.strip()) == (0, "SM8650")
 
 
-def test_android_serial_names_the_device_that_adb_takes(bench: Bench, scanned: Callable[..., Scan]) -> None:
+def test_android_serial_names_the_device_that_adb_takes(bench: Rack, scanned: Callable[..., Scan]) -> None:
     def found(serial: str) -> Scan:
         return scanned(ANDROID_ADB_SERVER_PORT=str(bench.server.port), ANDROID_SERIAL=serial)
 
@@ -530,7 +518,7 @@ def test_android_serial_names_the_device_that_adb_takes(bench: Bench, scanned: C
         assert scan.narrowed.devices == ()
 
 
-def test_commands_use_the_device_of_android_serial(bench: Bench, tmp_path: Path) -> None:
+def test_commands_use_the_device_of_android_serial(bench: Rack, tmp_path: Path) -> None:
     """Each of them would take another device, or ask for a name."""
     home = make_stub_home(tmp_path / "stub")
     write_stub_suite(home, "mine", {"only": 20})

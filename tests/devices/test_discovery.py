@@ -8,16 +8,17 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
-from attached import Attached, attach
+from attached import Attached, Rack, attach
 from farm_home import FarmHome
 from processors import of_an_arm
 from ssh_server import SshServer, running
@@ -38,22 +39,18 @@ from farm.devices.hosts import remove_rented
 from farm.dispatch.device_run.device_run import DeviceRun
 from farm.policy.waits import UNKNOWN_SECONDS, fits
 
-if TYPE_CHECKING:
-    from conftest import Bench
-
-
 # Discovery of attached devices: names of adb, joined addresses, hostile properties.
 
 
 @pytest.fixture
-def properties(bench: Bench) -> Iterator[Path]:
+def properties(bench: Rack) -> Iterator[Path]:
     path = bench.root / "virtual-SM8750-0/system/build.prop"
     before = path.read_text()
     yield path
     path.write_text(before)
 
 
-def test_what_a_device_says_is_bounded_and_cleaned(bench: Bench, properties: Path) -> None:
+def test_what_a_device_says_is_bounded_and_cleaned(bench: Rack, properties: Path) -> None:
     properties.write_bytes(
         b"ro.soc.model=sm8750-ab\n"
         b"ro.build.fingerprint=\x1b[31mred\x07\xff\xe2\x80\xae" + b"x" * 5000 + b"\nro.product.model=<script>\n"
@@ -68,7 +65,7 @@ def test_what_a_device_says_is_bounded_and_cleaned(bench: Bench, properties: Pat
 
 
 @pytest.mark.parametrize("message", [b"", b"ro.soc.model=../../etc/passwd\n"])
-def test_a_device_that_names_no_soc_cannot_be_used(bench: Bench, properties: Path, message: bytes) -> None:
+def test_a_device_that_names_no_soc_cannot_be_used(bench: Rack, properties: Path, message: bytes) -> None:
     properties.write_bytes(message)
     found = scan(bench.server.port)
     assert [device.serial for device in found.devices] == ["virtual-SM8650-0"]
@@ -76,7 +73,7 @@ def test_a_device_that_names_no_soc_cannot_be_used(bench: Bench, properties: Pat
     assert "does not report its SoC" in found.unusable[0].reason
 
 
-def test_an_endless_answer_is_an_error(bench: Bench, properties: Path) -> None:
+def test_an_endless_answer_is_an_error(bench: Rack, properties: Path) -> None:
     properties.write_bytes(b"ro.soc.model=" + b"x" * 100_000 + b"\n")
     with pytest.raises(DeviceError, match="more than"):
         identify("virtual-SM8750-0", AdbAddress(bench.server.port))
@@ -129,7 +126,7 @@ def test_two_boards_with_one_serial_are_not_one_device(boot_id: str) -> None:
     assert _joined(phone("2233fd19", boot_id and "a"), phone("10.0.0.7:5555", boot_id, "10.0.0.7:5555")) is None
 
 
-def test_a_device_under_two_addresses_is_one_and_is_reached_by_the_other(bench: Bench) -> None:
+def test_a_device_under_two_addresses_is_one_and_is_reached_by_the_other(bench: Rack) -> None:
     near = bench.server.network_address("virtual-SM8650-0")
     second = near.replace("127.0.0.1", "localhost")
     bench.server.query(f"host:connect:{second}")
@@ -154,7 +151,7 @@ def test_a_device_under_two_addresses_is_one_and_is_reached_by_the_other(bench: 
 
 
 @pytest.mark.parametrize("message", ["2233fd19", "0123456789ABCDEF"])
-def test_a_phone_is_known_by_its_serial_and_not_by_adbs_name(bench: Bench, properties: Path, message: str) -> None:
+def test_a_phone_is_known_by_its_serial_and_not_by_adbs_name(bench: Rack, properties: Path, message: str) -> None:
     properties.write_text(f"ro.soc.model=SM8750\nro.serialno={message}\n")
     with of_an_arm(bench.root / "virtual-SM8750-0/system/bin"):
         near = bench.server.network_address("virtual-SM8750-0")
@@ -281,6 +278,11 @@ def farm(home: FarmHome) -> Iterator[FarmHome]:
         home.farm("devices", "host", "remove", host["name"], "--yes", code=0)
 
 
+def add(farm: FarmHome, *words: str, until: str = "2h", code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Add the rented host `qdc`."""
+    return farm.farm("devices", "host", "add", "qdc", "--until", until, *words, code=code)
+
+
 def login(gateway: SshServer) -> list[str]:
     words = ["--ssh", f"{getpass.getuser()}@127.0.0.1:{gateway.port}"]
     return [*words, "--key-file", f"{gateway.folder}/user_key", "--known-hosts", str(gateway.known_hosts)]
@@ -299,14 +301,11 @@ def jobs_of(farm: FarmHome, name: str) -> list[dict[str, Any]]:
 def test_an_account_that_only_forwards_leads_to_a_device_until_the_host_is_removed(
     farm: FarmHome, rack: Attached, gateway: SshServer
 ) -> None:
-    done = farm.farm(
-        "devices", "host", "add", "qdc", *login(gateway), "--adb", f"127.0.0.1:{rack.port}", "--until", "2h", code=0
-    )
+    done = add(farm, *login(gateway), "--adb", f"127.0.0.1:{rack.port}")
     assert "with 1 devices" in done.stdout
     assert SERIAL in done.stdout
     assert serials(farm) == [SERIAL]
-    again = farm.farm("devices", "host", "add", "qdc", "--adb", f"127.0.0.1:{rack.port}", "--until", "1h", code=2)
-    assert "remove it first" in again.stderr
+    assert "remove it first" in add(farm, "--adb", f"127.0.0.1:{rack.port}", code=2).stderr
     [listed] = farm.json("devices", "host", "list")["hosts"]
     assert listed["name"] == "qdc"
     assert 7100 < listed["until_ms"] / 1000 - time.time() < 7200
@@ -316,13 +315,11 @@ def test_an_account_that_only_forwards_leads_to_a_device_until_the_host_is_remov
 
 
 def test_a_host_that_cannot_be_reached_is_refused_with_its_reason(farm: FarmHome, gateway: SshServer) -> None:
-    words = ("devices", "host", "add", "qdc", "--until", "2h")
-    no_adb = farm.farm(*words, *login(gateway), "--adb", "127.0.0.1:1", code=4)
-    assert "runs no commands" in no_adb.stderr
+    assert "runs no commands" in add(farm, *login(gateway), "--adb", "127.0.0.1:1", code=4).stderr
     other_key = [*login(gateway)[:2], "--key-file", f"{gateway.folder}/other_key", *login(gateway)[4:]]
-    assert "does not let" in farm.farm(*words, *other_key, code=4).stderr
-    assert "--adb" in farm.farm(*words, "--adb", "nonsense", code=2).stderr
-    assert "neither adb" in farm.farm(*words, code=2).stderr
+    assert "does not let" in add(farm, *other_key, code=4).stderr
+    assert "--adb" in add(farm, "--adb", "nonsense", code=2).stderr
+    assert "neither adb" in add(farm, code=2).stderr
     for name in ("../x", "a/b"):
         refused = farm.farm("devices", "host", "add", name, "--adb", "127.0.0.1:1", "--until", "1h", code=2)
         assert "expected letters, digits" in refused.stderr
@@ -333,7 +330,7 @@ def test_a_host_that_cannot_be_reached_is_refused_with_its_reason(farm: FarmHome
 
 
 def test_a_host_is_gone_at_its_end_time(farm: FarmHome, rack: Attached) -> None:
-    farm.farm("devices", "host", "add", "qdc", "--adb", f"127.0.0.1:{rack.port}", "--until", "4s", code=0)
+    add(farm, "--adb", f"127.0.0.1:{rack.port}", until="4s")
     over = time.time() + 4
     until(lambda: time.time() > over)
     assert farm.json("devices", "host", "list")["hosts"] == []
@@ -364,9 +361,7 @@ def poor(rack: Attached) -> Iterator[PoorAdbProxy]:
 def test_a_run_on_a_poor_server_behind_a_forwarding_account(
     farm: FarmHome, poor: PoorAdbProxy, gateway: SshServer
 ) -> None:
-    farm.farm(
-        "devices", "host", "add", "qdc", *login(gateway), "--adb", f"127.0.0.1:{poor.port}", "--until", "2h", code=0
-    )
+    add(farm, *login(gateway), "--adb", f"127.0.0.1:{poor.port}")
     run = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "add", "--json")
     view = json.loads(farm.farm(*run, code=0, timeout_s=300).stdout)
     assert {one["verdict"] for job in view["jobs"] for one in job["attempts"]} == {"passed"}
@@ -400,9 +395,8 @@ def test_a_rented_device_that_is_gone_counts_as_the_end_of_its_session(rack: Att
 @pytest.mark.whole
 def test_the_end_of_a_session_is_infra_and_no_quarantine(farm: FarmHome, rack: Attached) -> None:
     with poor_adb_proxy(rack.port, 0.0) as proxy:
-        farm.farm("devices", "host", "add", "qdc", "--adb", f"127.0.0.1:{proxy.port}", "--until", "1h", code=0)
+        add(farm, "--adb", f"127.0.0.1:{proxy.port}")
         with farm.running("run", "--soc", "SM8650", "--suite", "smoke", "--name", "cut") as run:
-            assert run.stdout is not None
             while "[1/8]" not in (line := run.stdout.readline()):
                 assert line, "no job"
             proxy.close()
@@ -418,13 +412,13 @@ def test_the_end_of_a_session_is_infra_and_no_quarantine(farm: FarmHome, rack: A
 def test_a_job_begins_only_if_it_ends_before_the_session(farm: FarmHome, rack: Attached) -> None:
     run = ("run", "--soc", "SM8650", "--suite", "smoke", "-k", "add")
     # A job without history is expected to take a minute.
-    farm.farm("devices", "host", "add", "qdc", "--adb", f"127.0.0.1:{rack.port}", "--until", "80s", code=0)
+    add(farm, "--adb", f"127.0.0.1:{rack.port}", until="80s")
     done = farm.farm(*run, "--name", "short", code=4, timeout_s=300)
     assert "its rented session ends at" in done.stderr
     assert "do not fit into the rest" in done.stderr
     assert [job["attempts"] for job in jobs_of(farm, "short")] == [[]]
     farm.farm("devices", "host", "remove", "qdc", "--yes", code=0)
-    farm.farm("devices", "host", "add", "qdc", "--adb", f"127.0.0.1:{rack.port}", "--until", "2h", code=0)
+    add(farm, "--adb", f"127.0.0.1:{rack.port}")
     farm.farm("run", "--resume", "short", code=0, timeout_s=300)
 
 

@@ -143,8 +143,6 @@ def test_a_shell_without_a_terminal_ends_with_its_client(board: DropbearServer, 
     argv, env = transport.shell_argv(program, terminal=False)
     before = set(board.connections())
     client = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert client.stdin is not None
-    assert client.stdout is not None
     with client:
         if not program:
             client.stdin.write(b"echo $$; sleep 600 & wait\n")

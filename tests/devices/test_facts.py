@@ -5,27 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from attached import Rack, rack
 
 from farm.base.config.settings import HealthConfig
 from farm.base.errors import DeviceError, DeviceTimeoutError
 from farm.base.processes import Supervisor
 from farm.base.text import clean_text, named_values
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.server import start_adb_server
 from farm.devices.adb.transport import STORAGE, AdbTransport
 from farm.devices.connect import open_transport
 from farm.devices.device import AdbAddress, Device
 from farm.devices.facts import DeviceStatus, check, parse_status, wait_until_cool
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
-
-if TYPE_CHECKING:
-    from conftest import Bench
-
 
 # Status of a device, its conditions for measurements, and notes on measurements that did not wait for them.
 
@@ -103,34 +98,34 @@ def test_limits_decide(changes: dict[str, float | None], problem: str) -> None:
 
 
 @pytest.fixture
-def body(bench: Bench) -> Iterator[Path]:
+def body(bench: Rack) -> Iterator[Path]:
     """The folder of a device whose body may be changed."""
-    root = bench.root / bench.devices[0].serial
+    root = bench.folder()
     yield root
     clear(root)
 
 
-def wait(bench: Bench, sleep: Callable[[float], None], stop: Callable[[], bool] = lambda: False) -> str:
+def wait(bench: Rack, sleep: Callable[[float], None], stop: Callable[[], bool] = lambda: False) -> str:
     return wait_until_cool(bench.transport(), "android", LIMITS, sleep, stop)
 
 
-def test_a_cool_device_is_measured_at_once(bench: Bench) -> None:
+def test_a_cool_device_is_measured_at_once(bench: Rack) -> None:
     assert wait(bench, lambda _: pytest.fail("there is nothing to wait for")) == ""
 
 
-def test_a_hot_device_is_waited_for_until_the_deadline_and_measured_with_a_note(bench: Bench, body: Path) -> None:
+def test_a_hot_device_is_waited_for_until_the_deadline_and_measured_with_a_note(bench: Rack, body: Path) -> None:
     inject(body, Fault(FaultKind.OVERHEATED, code=47))
     pauses: list[float] = []
     assert wait(bench, pauses.append) == "measured at 47.0 C, limit 45.0 C, after waiting 12 s"
     assert sum(pauses) == 12.0
 
 
-def test_a_device_that_cools_down_is_measured_then(bench: Bench, body: Path) -> None:
+def test_a_device_that_cools_down_is_measured_then(bench: Rack, body: Path) -> None:
     inject(body, Fault(FaultKind.OVERHEATED, code=60))
     assert wait(bench, lambda _: clear(body)) == "waited 5 s before measuring: it was at 60.0 C, limit 45.0 C"
 
 
-def test_nobody_waits_who_is_told_to_stop(bench: Bench, body: Path) -> None:
+def test_nobody_waits_who_is_told_to_stop(bench: Rack, body: Path) -> None:
     inject(body, Fault(FaultKind.OVERHEATED))
     assert "after waiting 0 s" in wait(bench, lambda _: pytest.fail("it was stopped"), stop=lambda: True)
 
@@ -146,8 +141,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Supervis
     """Function that boots another device of a build, at one adb server; its supervisor, and the devices' folder."""
     folder = tmp_path_factory.mktemp("root")
     socs = iter(("SM8850", "SM8750", "SM8650", "SM8550", "SM8475", "SM8450", "SM8350"))
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, folder / "adb")
+    with rack(folder) as empty:
+        supervisor, server = empty.supervisor, empty.server
 
         def start(build: str) -> tuple[Device, AdbHost]:
             [device] = boot(supervisor, server, [next(socs)], folder, build=build)

@@ -15,16 +15,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pytest
+from attached import Rack
+from made import config
 from ordinary_server import kill_server, ordinary_adb_server
 from processors import of_an_arm
 from ssh_server import SshServer, login, running
 from waiting import free_port, until
 
-from farm.base.config.settings import load_config
 from farm.base.errors import ConfigError, InfraError
 from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
@@ -37,10 +38,6 @@ from farm.devices.facts import identify, reported_soc
 from farm.devices.hosts import Servers, reach_server, revive_tunnels
 from farm.devices.local import LocalProcess, LocalTransport
 from farm.devices.virtual.boot import boot
-
-if TYPE_CHECKING:
-    from conftest import Bench
-
 
 # Everything that is attached, through a real adb server, a real sshd and a real tunnel.
 
@@ -75,14 +72,13 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
 
 
 @pytest.fixture
-def look(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Scan]]:
+def look(bench: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Scan]]:
     """Look for devices with such a farm.toml; the ordinary adb server is the bench's."""
     monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(bench.server.port))
     with Supervisor() as supervisor:
 
         def look(toml: str) -> Scan:
-            (tmp_path / "farm.toml").write_text(toml)
-            return scan_all(load_config(tmp_path / "farm.toml"), supervisor)
+            return scan_all(config(tmp_path, toml), supervisor)
 
         look.supervisor = supervisor  # type: ignore[attr-defined]
         yield look
@@ -92,7 +88,7 @@ def unusable(scan: Scan) -> dict[str, tuple[str, str]]:
     return {one.serial: (one.state, one.reason) for one in scan.unusable}
 
 
-def test_without_a_word_in_farm_toml_the_ordinary_server_is_asked(look: Callable[[str], Scan], bench: Bench) -> None:
+def test_without_a_word_in_farm_toml_the_ordinary_server_is_asked(look: Callable[[str], Scan], bench: Rack) -> None:
     found = look("")
     assert [(one.id, one.soc, one.host, one.os, one.kind) for one in found.devices] == [
         (f"virtual-{soc}-0@{HERE}", soc, HERE, "android", "virtual") for soc in ("SM8650", "SM8750")
@@ -254,7 +250,7 @@ def test_storage_of_somebody_else_is_not_used(look: Callable[[str], Scan], board
         assert "not this user's own" in reason
 
 
-def test_a_device_on_the_network_is_attached(bench: Bench, tmp_path: Path, look: Callable[[str], Scan]) -> None:
+def test_a_device_on_the_network_is_attached(bench: Rack, tmp_path: Path, look: Callable[[str], Scan]) -> None:
     with Supervisor() as supervisor:
         other = start_adb_server(supervisor, tmp_path / "other")
         boot(supervisor, other, ["SM8850"], tmp_path / "remote")
@@ -318,8 +314,7 @@ def test_an_adb_server_of_another_machine_through_a_tunnel(
 
 def test_a_tunnel_to_a_machine_without_adb_is_refused(board: SshServer, tmp_path: Path) -> None:
     toml = f'[[host]]\nname = "attic"\n{login(board)}adb = "127.0.0.1:{free_port()}"\n'
-    (tmp_path / "farm.toml").write_text(toml)
-    (host,) = load_config(tmp_path / "farm.toml").hosts
+    (host,) = config(tmp_path, toml).hosts
     with Supervisor() as supervisor:
         # No adb is there: sshd's shell does not find it.
         if Path("/usr/bin/adb").exists() or Path("/usr/local/bin/adb").exists():
@@ -363,12 +358,10 @@ class Tunnel(NamedTuple):
 
 
 @pytest.fixture
-def tunnel(bench: Bench, board: SshServer, tmp_path: Path) -> Iterator[Tunnel]:
-    (tmp_path / "farm.toml").write_text(
-        f'[[host]]\nname = "attic"\nadb = "127.0.0.1:{bench.server.port}"\n{login(board)}'
-    )
+def tunnel(bench: Rack, board: SshServer, tmp_path: Path) -> Iterator[Tunnel]:
+    toml = f'[[host]]\nname = "attic"\nadb = "127.0.0.1:{bench.server.port}"\n{login(board)}'
     with Supervisor() as supervisor:
-        server = reach_server(load_config(tmp_path / "farm.toml").hosts[0], supervisor)
+        server = reach_server(config(tmp_path, toml).hosts[0], supervisor)
         yield Tunnel(server, supervisor.find("tunnel to attic").pid)
 
 

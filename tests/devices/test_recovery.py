@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytactl
 import pytest
+from attached import Rack, rack
+from made import config
 from ordinary_server import kill_server, ordinary_adb_server
 from pytactl import debugboard
 from ssh_server import alive
 from waiting import until
 
 from farm.base.config.devices import TAC_MODULE
-from farm.base.config.settings import load_config
 from farm.base.errors import ConfigError, DeviceError, DeviceTimeoutError
 from farm.base.processes import Supervisor
 from farm.devices import discovery, tac_power
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.server import AdbServer, ordinary_server, start_adb_server
+from farm.devices.adb.server import ordinary_server
 from farm.devices.connect import open_transport, require_named
 from farm.devices.device import (
     FAILURES_IN_A_ROW,
@@ -44,10 +46,6 @@ from farm.devices.recovery import PRINT_BOOT, Step, StepResult, cycle_power, rec
 from farm.devices.tac_power import NoBoardError, cycle, require_board
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
-
-if TYPE_CHECKING:
-    from conftest import Bench
-
 
 # Transitions of a device's health: to suspect, into quarantine, and out of it.
 
@@ -168,65 +166,51 @@ def test_what_nobody_could_reach_for_want_of_its_adb_server_stays_as_it_was(stat
 WITHOUT_POWER = (Step.RECONNECT, Step.RESTART, Step.REBOOT)
 
 
-class Patient(NamedTuple):
-    device: Device
-    root: Path
-    server: AdbServer
-    address: str
-    """Serial of the device in adb."""
-
-    def boot_id(self) -> bytes:
-        transport = open_transport(self.device)
-        try:
-            return transport.run(["sh", "-c", PRINT_BOOT], timeout_s=10).stdout
-        finally:
-            transport.close()
-
-
 @pytest.fixture(scope="module")
-def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
-    folder = tmp_path_factory.mktemp("patient")
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, folder / "adb")
-        [device] = boot(supervisor, server, ["SM8650"], folder)
-        address = AdbHost(server.port).network_address(device.serial)
-        yield Patient(device, folder / device.serial, server, address)
+def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+    with rack(tmp_path_factory.mktemp("patient"), "SM8650") as one:
+        yield one
 
 
 @pytest.fixture
-def patient(booted: Patient) -> Iterator[Patient]:
+def patient(booted: Rack) -> Iterator[Rack]:
     yield booted
-    clear(booted.root)
+    clear(booted.folder())
     assert recover(booted.device).ok
+
+
+def boot_id(patient: Rack) -> bytes:
+    with contextlib.closing(patient.transport()) as transport:
+        return transport.run(["sh", "-c", PRINT_BOOT], timeout_s=10).stdout
 
 
 def words(steps: tuple[StepResult, ...]) -> list[tuple[Step, bool]]:
     return [(step.step, not step.problem) for step in steps]
 
 
-def test_a_device_that_was_away_is_connected_again(patient: Patient) -> None:
-    before = patient.boot_id()
+def test_a_device_that_was_away_is_connected_again(patient: Rack) -> None:
+    before = boot_id(patient)
     assert read_status(open_transport(patient.device), os="android").boot_id == before.decode().strip()
-    inject(patient.root, Fault(FaultKind.OFFLINE, seconds=1))
+    inject(patient.folder(), Fault(FaultKind.OFFLINE, seconds=1))
     recovery = recover(patient.device)
     assert words(recovery.steps) == [(Step.RECONNECT, True)], recovery
-    assert patient.boot_id() == before
+    assert boot_id(patient) == before
 
 
-def test_one_that_adb_has_forgotten_is_found_by_its_address(patient: Patient) -> None:
+def test_one_that_adb_has_forgotten_is_found_by_its_address(patient: Rack) -> None:
     host, logged = AdbHost(patient.server.port), []
-    host.query(f"host:disconnect:{patient.address}")
+    host.query(f"host:disconnect:{host.network_address(patient.device.serial)}")
     assert host.network_address(patient.device.serial) == ""
     recovery = recover(patient.device, log=logged.append)
     assert words(recovery.steps) == [(Step.RECONNECT, True)], recovery
     assert logged == list(recovery.steps)
 
 
-def test_one_that_answers_and_does_not_work_is_rebooted(patient: Patient) -> None:
-    before = patient.boot_id()
+def test_one_that_answers_and_does_not_work_is_rebooted(patient: Rack) -> None:
+    before = boot_id(patient)
 
     def find_problem() -> str:
-        return "its health check fails" if patient.boot_id() == before else ""
+        return "its health check fails" if boot_id(patient) == before else ""
 
     recovery = recover(patient.device, find_problem=find_problem)
     assert recovery.ok
@@ -235,8 +219,8 @@ def test_one_that_answers_and_does_not_work_is_rebooted(patient: Patient) -> Non
     ]  # fmt: skip
 
 
-def test_one_that_does_not_come_back_is_given_up_after_the_last_step(patient: Patient) -> None:
-    inject(patient.root, Fault(FaultKind.OFFLINE, seconds=60))
+def test_one_that_does_not_come_back_is_given_up_after_the_last_step(patient: Rack) -> None:
+    inject(patient.folder(), Fault(FaultKind.OFFLINE, seconds=60))
     recovery = recover(patient.device, timeout_s=0.5)
     assert words(recovery.steps) == [(step, False) for step in WITHOUT_POWER]
     assert "it cannot be rebooted" in recovery.problem
@@ -245,23 +229,23 @@ def test_one_that_does_not_come_back_is_given_up_after_the_last_step(patient: Pa
     assert recovery.problem
 
 
-def test_another_device_in_its_place_is_not_used_and_not_rebooted(patient: Patient) -> None:
-    inject(patient.root, Fault(FaultKind.WRONG_SOC, text="SM8750"))
-    before = patient.boot_id()
+def test_another_device_in_its_place_is_not_used_and_not_rebooted(patient: Rack) -> None:
+    inject(patient.folder(), Fault(FaultKind.WRONG_SOC, text="SM8750"))
+    before = boot_id(patient)
     recovery = recover(patient.device, timeout_s=0.5)
     assert words(recovery.steps) == [(Step.RECONNECT, False), (Step.RESTART, False)]
     assert recovery.problem == (
         "another device answers in its place: virtual-SM8650-0 (virtual SM8750), "
         "it was virtual-SM8650-0 (virtual SM8650)"
     )
-    assert patient.boot_id() == before
+    assert boot_id(patient) == before
 
 
 @pytest.mark.whole
-def test_another_phone_of_the_same_kind_at_its_address_is_not_rebooted(patient: Patient) -> None:
+def test_another_phone_of_the_same_kind_at_its_address_is_not_rebooted(patient: Rack) -> None:
     """The case of a new DHCP lease: adb's name is the same, only the device's own serial differs."""
-    properties = patient.root / "system/build.prop"
-    before, text = patient.boot_id(), properties.read_text()
+    properties = patient.folder() / "system/build.prop"
+    before, text = boot_id(patient), properties.read_text()
     asked: list[str] = []
 
     def find_problem() -> str:
@@ -284,12 +268,12 @@ def test_another_phone_of_the_same_kind_at_its_address_is_not_rebooted(patient: 
         assert words(again.steps) == [(Step.RECONNECT, False), (Step.RESTART, False)]
     finally:
         properties.write_text(text)
-    assert patient.boot_id() == before
+    assert boot_id(patient) == before
 
 
-def test_it_can_be_stopped(patient: Patient) -> None:
+def test_it_can_be_stopped(patient: Rack) -> None:
     assert recover(patient.device, stop=lambda: True).steps == ()
-    inject(patient.root, Fault(FaultKind.OFFLINE, seconds=60))
+    inject(patient.folder(), Fault(FaultKind.OFFLINE, seconds=60))
     answers = iter([False])
     recovery = recover(patient.device, stop=lambda: next(answers, True))
     assert words(recovery.steps) == [(Step.RECONNECT, False)]
@@ -309,12 +293,12 @@ def test_a_device_is_back_as_soon_as_somebody_has_started_its_server_again(tmp_p
         assert words(recovery.steps) == [(Step.RECONNECT, True)], recovery
 
 
-def test_what_no_step_mends_ends_the_ladder_before_a_reboot(patient: Patient) -> None:
-    before = patient.boot_id()
+def test_what_no_step_mends_ends_the_ladder_before_a_reboot(patient: Rack) -> None:
+    before = boot_id(patient)
     recovery = recover(patient.device, find_problem=lambda: "its storage is full", is_unrecoverable=lambda: True)
     assert words(recovery.steps) == [(Step.RECONNECT, False)]
     assert recovery.problem == "its storage is full"
-    assert patient.boot_id() == before
+    assert boot_id(patient) == before
 
 
 def test_this_machine_is_not_rebooted(tmp_path: Path) -> None:
@@ -332,9 +316,9 @@ SECONDS = 30.0
 
 
 @pytest.fixture
-def device(bench: Bench) -> Iterator[Device]:
+def device(bench: Rack) -> Iterator[Device]:
     yield bench.devices[0]
-    clear(bench.root / bench.devices[0].serial)
+    clear(bench.folder())
     assert recover(bench.devices[0]).ok
 
 
@@ -350,7 +334,7 @@ def with_power(device: Device, *argv: str, timeout_s: float = SECONDS) -> Device
 
 
 def test_a_command_revives_a_device_that_does_not_come_back_or_ends_the_ladder_with_what_it_said(
-    bench: Bench, device: Device, tmp_path: Path
+    bench: Rack, device: Device, tmp_path: Path
 ) -> None:
     root, calls, mended = bench.root / device.serial, tmp_path / "calls", tmp_path / "mended"
     revive = f"from pathlib import Path; from farm.devices.virtual.faults import clear; clear(Path({str(root)!r}))"
@@ -399,13 +383,12 @@ def test_no_shell_reads_what_a_device_is_called(tmp_path: Path, device: Device) 
         cycle_power(device, PowerCommand(("/nowhere/hub",), SECONDS))
 
 
-def test_farm_toml_names_the_command_of_a_device(bench: Bench, tmp_path: Path) -> None:
-    config = tmp_path / "farm.toml"
-    config.write_text(
+def test_farm_toml_names_the_command_of_a_device(bench: Rack, tmp_path: Path) -> None:
+    loaded = config(
+        tmp_path,
         '[[device]]\nserial = "virtual-SM8650-0"\npower = ["./hub", "-p", "3"]\npower_timeout_s = 20\n'
-        '[[device]]\nserial = "virtual-SM8750-0"\npower = ["uhubctl", "-a", "${HOME}{serial}"]\n'
+        '[[device]]\nserial = "virtual-SM8750-0"\npower = ["uhubctl", "-a", "${HOME}{serial}"]\n',
     )
-    loaded = load_config(config)
     found = [discovery._Found(one) for one in bench.devices]
     named = [discovery._described(one, loaded.devices) for one in found]
     assert [one.power for one in named if isinstance(one, Device)] == [
@@ -421,21 +404,18 @@ def test_farm_toml_names_the_command_of_a_device(bench: Bench, tmp_path: Path) -
         ('[[device]]\nserial = "A"\npower = ["x", ""]\n', "device[0].power: expected a program and its arguments"),
         ('[[device]]\nserial = "A"\npower = ["x"]\npower_timeout_s = 0\n', "power_timeout_s: is 0, expected 1 to 600"),
     ):
-        config.write_text(text)
         with pytest.raises(ConfigError) as caught:
-            load_config(config)
+            config(tmp_path, text)
         assert output in str(caught.value)
 
 
 def test_a_command_that_is_not_there_is_refused_before_it_is_needed(tmp_path: Path) -> None:
-    config = tmp_path / "farm.toml"
     for program in ("./hub", "no-such-program"):
-        config.write_text(f'[[device]]\nserial = "A"\npower = ["{program}", "3"]\n')
+        unusable = config(tmp_path, f'[[device]]\nserial = "A"\npower = ["{program}", "3"]\n')
         with pytest.raises(ConfigError, match=r"device\[0\]\.power: there is no program .*(/hub|no-such-program)"):
-            require_named(load_config(config))
+            require_named(unusable)
     script(tmp_path, "")
-    config.write_text('[[device]]\nserial = "A"\npower = ["./hub power"]\n')
-    require_named(load_config(config))
+    require_named(config(tmp_path, '[[device]]\nserial = "A"\npower = ["./hub power"]\n'))
 
 
 # Power by Qualcomm's debug boards: the sequence on pytactl's simulated board, and refusals without a board.
@@ -522,21 +502,18 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_farm_toml_names_a_board_and_without_it_the_run_is_refused(tmp_path: Path) -> None:
-    config = tmp_path / "farm.toml"
-    config.write_text('[[device]]\nserial = "R5CT1"\npower = "tac:NOT-HERE-1"\npower_timeout_s = 30\n')
-    (device,) = load_config(config).devices
+    loaded = config(tmp_path, '[[device]]\nserial = "R5CT1"\npower = "tac:NOT-HERE-1"\npower_timeout_s = 30\n')
+    (device,) = loaded.devices
     assert device.power == (sys.executable, "-P", "-m", TAC_MODULE, "NOT-HERE-1")
     output = r"device\[0\]\.power: there is no debug board NOT-HERE-1, no debug board is connected: connect it"
     with pytest.raises(ConfigError, match=output):
-        require_named(load_config(config))
+        require_named(loaded)
     # The recovery ladder gets the same reason.
     with pytest.raises(DeviceError, match="its power command ended with exit code 1: .*there is no debug board"):
         cycle_power(DEVICE, PowerCommand(device.power, 60.0))
 
 
 def test_another_text_is_refused(tmp_path: Path) -> None:
-    config = tmp_path / "farm.toml"
     for power in ("tac:", "tac:-x", "hub 3", "tac:a b", "TAC:1"):
-        config.write_text(f'[[device]]\nserial = "R5CT1"\npower = "{power}"\n')
         with pytest.raises(ConfigError, match=r'power: .*expected "tac:SERIAL" of a debug board, or a list'):
-            load_config(config)
+            config(tmp_path, f'[[device]]\nserial = "R5CT1"\npower = "{power}"\n')

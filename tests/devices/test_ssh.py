@@ -13,16 +13,17 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pytest
+from attached import Rack
+from made import config
 from networks import Relay
 from ssh_server import SshServer, alive, descendants, running
 from waiting import until
 
 from farm.base.config.devices import SshLogin
-from farm.base.config.settings import load_config
 from farm.base.errors import ConfigError, DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
 from farm.base.processes import Supervisor
 from farm.devices.device import SshAddress
@@ -31,10 +32,6 @@ from farm.devices.hosts import reach_server
 from farm.devices.ssh.config import ssh_address
 from farm.devices.ssh.link import SESSIONS
 from farm.devices.ssh.transport import SshTransport
-
-if TYPE_CHECKING:
-    from conftest import Bench
-
 
 # Peculiarities of SSH: logins, trusted host keys, and programs that outlive a connection.
 
@@ -388,19 +385,16 @@ def test_what_farm_toml_says_wins(lab: Lab) -> None:
 
 
 def test_a_device_of_farm_toml_is_called_by_its_alias(lab: Lab, tmp_path: Path) -> None:
-    file = tmp_path / "farm.toml"
-    file.write_text(f'[[device]]\nssh = "board"\nssh_config = "{lab.config}"\nstorage = "{tmp_path}/storage"\n')
-    [found] = _alone(load_config(file).devices[0])
+    toml = f'[[device]]\nssh = "board"\nssh_config = "{lab.config}"\nstorage = "{tmp_path}/storage"\n'
+    [found] = _alone(config(tmp_path, toml).devices[0])
     assert (found.device.serial, found.device.soc) == ("board-1", "QCS9100")  # type: ignore[union-attr]
 
 
-def test_an_adb_server_is_reached_through_a_jump_host(lab: Lab, bench: Bench, tmp_path: Path) -> None:
-    file = tmp_path / "farm.toml"
-    file.write_text(
-        f'[[host]]\nname = "attic"\nssh = "board"\nssh_config = "{lab.config}"\nadb = "127.0.0.1:{bench.server.port}"\n'
-    )
+def test_an_adb_server_is_reached_through_a_jump_host(lab: Lab, bench: Rack, tmp_path: Path) -> None:
+    adb = f'adb = "127.0.0.1:{bench.server.port}"\n'
+    toml = f'[[host]]\nname = "attic"\nssh = "board"\nssh_config = "{lab.config}"\n{adb}'
     with Supervisor() as supervisor:
-        server = reach_server(load_config(file).hosts[0], supervisor)
+        server = reach_server(config(tmp_path, toml).hosts[0], supervisor)
         assert "virtual-SM8650-0" in server.query("host:devices-l")
 
 
@@ -459,7 +453,5 @@ def test_the_users_own_file_counts_where_nobody_else_can_write_it(
 def test_a_configuration_that_is_not_there_is_refused(tmp_path: Path) -> None:
     from farm.devices.connect import require_named
 
-    file = tmp_path / "farm.toml"
-    file.write_text('[[device]]\nssh = "board"\nssh_config = "nowhere"\n')
     with pytest.raises(ConfigError, match=r"device\[0\]\.ssh_config: there is no file .*/nowhere"):
-        require_named(load_config(file))
+        require_named(config(tmp_path, '[[device]]\nssh = "board"\nssh_config = "nowhere"\n'))

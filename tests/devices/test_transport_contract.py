@@ -12,29 +12,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from adbd_device import AdbdDevice, start_adbd
+from attached import Rack, rack
 from recipe import recipe_code
 from ssh_server import DropbearServer, SshServer, alive, newer_system, running
 from waiting import until
 
 from farm.base.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
 from farm.base.processes import Supervisor
-from farm.devices.adb.server import start_adb_server
-from farm.devices.adb.transport import AdbTransport
 from farm.devices.connect import from_plain, open_transport
-from farm.devices.device import AdbAddress, Device, LocalAddress
+from farm.devices.device import Device, LocalAddress
 from farm.devices.local import LocalTransport
 from farm.devices.process import Link, Process
 from farm.devices.ssh.transport import SshTransport
 from farm.devices.transport import Transport
-from farm.devices.virtual.boot import boot
-
-if TYPE_CHECKING:
-    from conftest import Bench
 
 SECONDS = 30.0
 
@@ -89,8 +83,8 @@ def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp(request.param)
     with contextlib.ExitStack() as opened:
         if request.param == "adb":
-            bench: Bench = request.getfixturevalue("bench")
-            yield Way("adb", bench.transport, str(bench.root / bench.devices[0].serial))
+            bench: Rack = request.getfixturevalue("bench")
+            yield Way("adb", bench.transport, str(bench.folder()))
         elif request.param == "adbd":
             real: AdbdDevice = request.getfixturevalue("adbd")
             yield Way("adbd", real.transport, str(real.root), real.alive)
@@ -342,20 +336,18 @@ def doomed(
     request: pytest.FixtureRequest, tmp_path: Path, farm_cache: Path
 ) -> Iterator[tuple[Transport, Callable[[], None]]]:
     """A device of the test alone, and what makes it vanish. This machine cannot."""
-    with Supervisor() as supervisor:
+    with contextlib.ExitStack() as opened:
         if request.param == "adb":
             # An adb server goes on to list a device that vanished, which other tests would see.
-            server = start_adb_server(supervisor, tmp_path / "adb")
-            (device,) = boot(supervisor, server, ["SM8450"], tmp_path / "doomed")
-            child = supervisor.find(device.serial)
-            transport: Transport = AdbTransport(device.serial, AdbAddress(server.port))
-            yield transport, lambda: os.kill(child.pid, 9)
+            one = opened.enter_context(rack(tmp_path, "SM8450"))
+            transport: Transport = one.transport()
+            yield transport, lambda: os.kill(one.supervisor.find(one.device.serial).pid, 9)
         elif request.param == "adbd":
-            real = start_adbd(supervisor, tmp_path, farm_cache)
+            real = start_adbd(opened.enter_context(Supervisor()), tmp_path, farm_cache)
             transport = real.transport()
             yield transport, real.vanish
         else:
-            server = SshServer(supervisor, tmp_path / "doomed").start()
+            server = opened.enter_context(running(SshServer, tmp_path / "doomed"))
             transport = SshTransport("board-1", server.address)
             yield transport, server.stop
         transport.close()

@@ -3,45 +3,39 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import made
 import pytest
+from attached import Rack, rack
 from watched_transport import Watched
 
-from farm.base.processes import Supervisor
 from farm.builds.bundles.bundle import INPUTS, MODEL, Bundle, TensorSpec
 from farm.builds.runtime.runtime import Runtime
-from farm.devices.adb.server import start_adb_server
 from farm.devices.execution.raw import RawResult, RunnerOptions
 from farm.devices.execution.session import DeviceSession
-from farm.devices.virtual.boot import boot
 
 STUB = Path(__file__).with_name("serve_stub.py")
 OPTIONS = RunnerOptions(timeout_s=30)
 
 
 @pytest.fixture(scope="session")
-def device_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int, Path]]:
-    folder = tmp_path_factory.mktemp("device")
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, folder / "adb")
-        [device] = boot(supervisor, server, ["SM8650"], folder / "devices")
-        yield device.serial, device.address.port, folder / "devices" / device.serial
+def attached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+    with rack(tmp_path_factory.mktemp("device"), "SM8650") as one:
+        yield one
 
 
 @pytest.fixture
-def transport(device_port: tuple[str, int, Path]) -> Iterator[Watched]:
-    serial, port, _ = device_port
-    watched = Watched(serial, port)
-    yield watched
-    watched.close()
+def transport(attached: Rack) -> Iterator[Watched]:
+    with closing(Watched(attached.device.serial, attached.server.port)) as watched:
+        yield watched
 
 
 @pytest.fixture
-def storage(device_port: tuple[str, int, Path]) -> Path:
+def storage(attached: Rack) -> Path:
     """Folder of this machine behind the device's folder of farm."""
-    return device_port[2] / "data/local/tmp/farm"
+    return attached.files() / "farm"
 
 
 @pytest.fixture
@@ -68,9 +62,8 @@ def runtime(tmp_path: Path) -> Runtime:
 @pytest.fixture
 def session(transport: Watched, runtime: Runtime) -> Iterator[DeviceSession]:
     """Session of the stub runner; other tests override it."""
-    session = DeviceSession(transport, runtime, "r", transport.serial)
-    yield session
-    session.close()
+    with closing(DeviceSession(transport, runtime, "r", transport.serial)) as session:
+        yield session
 
 
 @pytest.fixture

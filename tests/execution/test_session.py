@@ -13,6 +13,7 @@ from pathlib import Path
 import made
 import msgspec
 import pytest
+from attached import Rack
 from waiting import ends
 from watched_transport import Watched
 
@@ -304,16 +305,11 @@ def test_a_linux_device_has_other_logs(transport: Watched, tools: Tools, tmp_pat
 
 
 def test_logs_of_a_crash_are_kept_and_explain_it(
-    device_port: tuple[str, int, Path],
-    runtime: Runtime,
-    make_bundle: Callable[..., Bundle],
-    tools: Tools,
-    tmp_path: Path,
+    attached: Rack, runtime: Runtime, make_bundle: Make, tools: Tools, tmp_path: Path
 ) -> None:
     tools("logcat", DSP_CRASH)
     tools("dmesg", "#!/bin/sh\nexit 1\n")
-    serial, port, _ = device_port
-    device = made.device(serial, kind="virtual", address=AdbAddress(port))
+    device = made.device(attached.device.serial, kind="virtual", address=AdbAddress(attached.server.port))
     artifacts = AttemptArtifacts(tmp_path / "artifacts", Profile.OFF)
     with DeviceRun(device, runtime, "crash", takeover=False, artifacts=artifacts) as run:
         raw = run.run("s/c", make_bundle(b"crash"), tmp_path / "out", RunnerOptions(timeout_s=30))

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from adbd_device import DAEMONS, AdbdDevice
+from attached import rack
 from ssh_server import alive
 
-from farm.base.processes import Supervisor
 from farm.devices.adb.protocol import adb_target
-from farm.devices.adb.server import AdbServer, start_adb_server
-from farm.devices.virtual.boot import boot
+from farm.devices.adb.server import AdbServer
 
 
 @dataclass
@@ -42,11 +41,9 @@ class Attached:
 
 @pytest.fixture(scope="session")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
-    root = tmp_path_factory.mktemp("virtual")
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, root / "adb")
-        (one,) = boot(supervisor, server, ["SM8650"], root)
-        yield Attached(server, one.serial, root / one.serial, supervisor.find(one.serial).pid)
+    with rack(tmp_path_factory.mktemp("virtual"), "SM8650") as one:
+        serial = one.device.serial
+        yield Attached(one.server, serial, one.folder(), one.supervisor.find(serial).pid)
 
 
 @pytest.fixture(scope="session", params=DAEMONS)

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from attached import rack
 from waiting import Started, all_the_time, is_idle, listens, until
 
 from farm.base.errors import InfraError, UnknownNameError
 from farm.base.processes import Supervisor
-from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
+from farm.devices.adb.server import AdbServer, find_adb
 from farm.devices.connect import open_transport
 from farm.devices.virtual import boot as boot_module
 from farm.devices.virtual.__main__ import main
@@ -69,16 +70,14 @@ def processes_in(folder: Path) -> list[str]:
 
 
 def test_killing_a_device_leaves_no_command(tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, tmp_path / "adb")
-        (device,) = boot(supervisor, server, ["SM8650"], tmp_path)
-        folder = tmp_path / device.serial
+    with rack(tmp_path, "SM8650") as one:
+        folder, serial = one.folder(), one.device.serial
         script = "sleep 601 & setsid sleep 602 & echo ready >up; wait"
-        command = [str(server.adb), "-s", f"product:{device.serial}", "shell", f"cd /data/local/tmp; {script}"]
-        with Started(command, env={**os.environ, **server.environment()}, stdin=subprocess.PIPE) as shell:
-            until(lambda: (folder / "data/local/tmp/up").exists())
+        command = [str(one.server.adb), "-s", f"product:{serial}", "shell", f"cd /data/local/tmp; {script}"]
+        with Started(command, env={**os.environ, **one.server.environment()}, stdin=subprocess.PIPE) as shell:
+            until((one.files() / "up").exists)
             until(lambda: len(processes_in(folder)) >= 4)
-            os.kill(supervisor.find(device.serial).pid, signal.SIGKILL)
+            os.kill(one.supervisor.find(serial).pid, signal.SIGKILL)
             until(lambda: not processes_in(folder))
             shell.wait(timeout=30)
 
@@ -86,7 +85,6 @@ def test_killing_a_device_leaves_no_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victims", [("parent",), ("parent", "reaper"), ("reaper", "parent")])
 def test_killing_the_parent_also_with_its_reaper_leaves_nothing(tmp_path: Path, victims: tuple[str, ...]) -> None:
     with Started([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
         reaper, port, *serials = parent.stdout.readline().decode().split()
         assert serials == ["virtual-SM8650-0", "virtual-SM8650-1"]
         environment = {**os.environ, "ANDROID_ADB_SERVER_PORT": port}
@@ -113,38 +111,36 @@ def test_killing_the_parent_also_with_its_reaper_leaves_nothing(tmp_path: Path, 
 
 
 def test_a_device_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, tmp_path / "adb")
+    with rack(tmp_path) as empty:
         with pytest.raises(UnknownNameError, match="SM8650"):
-            boot(supervisor, server, ["SM8650", "SM865O"], tmp_path)
+            boot(empty.supervisor, empty.server, ["SM8650", "SM865O"], tmp_path)
         assert not (tmp_path / "virtual-SM8650-0").exists()
         with pytest.raises(InfraError, match=r"did not start: .*only letters, digits"):
-            boot(supervisor, server, ["SM8650"], tmp_path / "a $(name)")
-        assert boot(supervisor, server, [], tmp_path) == []
+            boot(empty.supervisor, empty.server, ["SM8650"], tmp_path / "a $(name)")
+        assert empty.devices == []
 
 
 def test_a_device_that_is_killed_while_it_starts_is_told_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Supervisor() as supervisor:
-        server, connect = start_adb_server(supervisor, tmp_path / "adb"), AdbServer.connect
+    with rack(tmp_path) as empty:
+        connect = AdbServer.connect
 
         def connect_late(*words: Any, **options: Any) -> str:
-            process = supervisor.find("virtual-SM8650-0").process
+            process = empty.supervisor.find("virtual-SM8650-0").process
             process.kill()
             process.wait()
             return connect(*words, **options)
 
         monkeypatch.setattr(AdbServer, "connect", connect_late)
         with pytest.raises(InfraError) as caught:
-            boot(supervisor, server, ["SM8650"], tmp_path)
+            boot(empty.supervisor, empty.server, ["SM8650"], tmp_path)
     assert str(caught.value) == "the virtual device virtual-SM8650-0 did not start: it ended with signal 9"
 
 
 def test_by_hand_it_prints_one_line_and_ends_when_told_and_has_its_folder_alone(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "farm.devices.virtual", "--root", str(tmp_path), "--soc", "SM8750"]
     with Started(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as daemon:
-        assert daemon.stdout is not None
         output = json.loads(daemon.stdout.readline())
         assert output["serial"] == "virtual-SM8750-0"
         second = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
@@ -321,15 +317,13 @@ SERIAL = "virtual-SM8650-0"
 
 
 def test_a_device_and_the_adb_server_that_were_killed_are_back_with_the_same_serial_and_files(tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, tmp_path / "adb")
-        devices = boot(supervisor, server, ["SM8650", "SM8650"], tmp_path / "devices")
-        reviver = Reviver(supervisor, server, devices, tmp_path / "devices")
+    with rack(tmp_path, "SM8650", "SM8650") as two:
+        reviver = Reviver(two.supervisor, two.server, two.devices, tmp_path)
         assert reviver.revive() == []
-        transport = open_transport(devices[0])
+        transport = open_transport(two.device)
         assert transport.run(["sh", "-c", "echo kept > /data/local/tmp/kept"], timeout_s=20).code == 0
         for name in (SERIAL, "adb server"):
-            kill(supervisor, name)
+            kill(two.supervisor, name)
         lines = reviver.revive()
         assert lines == [
             "the adb server had died and was started again",
@@ -342,12 +336,10 @@ def test_a_device_and_the_adb_server_that_were_killed_are_back_with_the_same_ser
 
 def test_one_that_ends_again_and_again_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boot_module, "MOST_STARTS", 2)
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, tmp_path / "adb")
-        [device] = boot(supervisor, server, ["SM8650"], tmp_path / "devices")
-        reviver = Reviver(supervisor, server, [device], tmp_path / "devices")
+    with rack(tmp_path, "SM8650") as one:
+        reviver = Reviver(one.supervisor, one.server, one.devices, tmp_path)
         for number in range(3):
-            kill(supervisor, SERIAL)
+            kill(one.supervisor, SERIAL)
             lines = reviver.revive(lambda: 10.0 * number)  # noqa: B023 - it is called here
             assert len(lines) == (number < 2), lines
 
@@ -459,7 +451,6 @@ def test_hanging_up_tells_one_process_and_what_it_started_lives_on(any_device: A
     with Started(
         any_device.command(way, script), env=any_device.environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE
     ) as shell:
-        assert shell.stdout is not None
         command, *children = (int(shell.stdout.readline()) for _ in range(3))
         shell.kill()
     try:
@@ -475,7 +466,6 @@ def test_a_program_that_writes_to_nobody_ends(any_device: Attached) -> None:
     with Started(
         any_device.command("exec-out", "echo $$; exec yes"), env=any_device.environment, stdout=subprocess.PIPE
     ) as shell:
-        assert shell.stdout is not None
         pid = int(shell.stdout.readline())
         shell.kill()
     until(lambda: not any_device.alive(pid), "the end of the program", 60)

@@ -146,7 +146,6 @@ def test_endless_output_of_a_listing(phone: Attached) -> None:
     with Started(
         phone.command("ls", TMP), env=phone.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as listing:
-        assert listing.stdout is not None
         assert len(listing.stdout.read(100_000)) == 100_000
         listing.kill()
 
@@ -193,8 +192,6 @@ def test_a_runner_dies_before_its_answer(phone: Attached, fault: Fault, code: in
         phone.command("shell", f"exec sh -c '{RUNNER}' runner --serve"),
         env=phone.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as runner:  # fmt: skip
-        assert runner.stdin is not None
-        assert runner.stdout is not None
         assert runner.stdout.readline() == b"ready\n"
         runner.stdin.write(b"0\n")
         runner.stdin.flush()
