@@ -85,12 +85,9 @@ class Scan(msgspec.Struct, frozen=True):
         """This scan with the device that ANDROID_SERIAL names alone; the others cannot be used."""
         if self.pinned is None:
             return self
-        reason = f"{SERIAL_VARIABLE} names {self.pinned.name}"
-        others = [
-            Unusable(one.serial, LEFT_OUT, reason, one.host) for one in self.devices if one.id not in self.pinned.ids
-        ]
-        devices = [one for one in self.devices if one.id in self.pinned.ids]
-        return replace(_sorted(devices, [*self.unusable, *others], self.warnings), pinned=self.pinned)
+        ids, reason = self.pinned.ids, f"{SERIAL_VARIABLE} names {self.pinned.name}"
+        found = [one if one.id in ids else Unusable(one.serial, LEFT_OUT, reason, one.host) for one in self.devices]
+        return replace(_sorted([*found, *self.unusable], self.warnings), pinned=self.pinned)
 
 
 class _Found(NamedTuple):
@@ -115,7 +112,7 @@ def scan_all(config: Config, supervisor: Supervisor, *, rented: bool = True) -> 
     with ThreadPoolExecutor(max_workers=min(_MOST_AT_ONCE, len(asked))) as pool:
         found = [one for answers in pool.map(lambda ask: ask(), asked) for one in answers]
     seen: dict[str, Device] = {}
-    unusable = []
+    unusable: list[Unusable] = []
     for one in found:
         device = _described(one, config.devices)
         if isinstance(device, Unusable):
@@ -126,7 +123,7 @@ def scan_all(config: Config, supervisor: Supervisor, *, rented: bool = True) -> 
             seen[device.id] = both
         elif seen[device.id].address != device.address:
             unusable.append(_twin(device, seen[device.id]))
-    scanned = _sorted(seen.values(), unusable, warnings)
+    scanned = _sorted([*seen.values(), *unusable], warnings)
     return replace(scanned, pinned=_pinned(scanned, named_device(os.environ)))
 
 
@@ -157,10 +154,7 @@ def _pinned(scanned: Scan, name: str) -> PinnedDevice | None:
 
 def scan(port: int, host: str = LOOPBACK) -> Scan:
     """Identify all devices of an adb server at the same time. Raises InfraError without a server."""
-    found = [one.device for one in _behind(AdbHost(port, host), "", (), [])]
-    return _sorted(
-        [one for one in found if isinstance(one, Device)], [one for one in found if isinstance(one, Unusable)]
-    )
+    return _sorted([one.device for one in _behind(AdbHost(port, host), "", (), [])])
 
 
 def _ordinary(configured: Sequence[DeviceConfig], warnings: list[str]) -> list[_Found]:
@@ -280,7 +274,7 @@ def _described(found: _Found, configured: Sequence[DeviceConfig]) -> Device | Un
         reason = f"is a {device.soc}, and farm.toml expects a {entry.soc}"
         return Unusable(device.serial, MISMATCH, reason, device.host)
     power = PowerCommand(entry.power, entry.power_timeout_s) if entry.power else None
-    return msgspec.structs.replace(device, name=entry.name, labels=entry.labels, power=power)
+    return replace(device, name=entry.name, labels=entry.labels, power=power)
 
 
 def _entry(configured: Sequence[DeviceConfig], *keys: str) -> DeviceConfig | None:
@@ -322,9 +316,7 @@ def _why(error: InfraError, place: str) -> str:
     return clean_text(str(error).removeprefix(f"{place}: "), 400)
 
 
-def _sorted(devices: Iterable[Device], unusable: Iterable[Unusable], warnings: Iterable[str] = ()) -> Scan:
-    return Scan(
-        tuple(sorted(devices, key=lambda one: one.serial)),
-        tuple(sorted(unusable, key=lambda one: one.serial)),
-        tuple(sorted(warnings)),
-    )
+def _sorted(found: Iterable[Device | Unusable], warnings: Iterable[str] = ()) -> Scan:
+    ordered = sorted(found, key=lambda one: one.serial)
+    devices = tuple(one for one in ordered if isinstance(one, Device))
+    return Scan(devices, tuple(one for one in ordered if isinstance(one, Unusable)), tuple(sorted(warnings)))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.config.devices import Endpoint, is_ssh_host
 from farm.base.errors import InfraError, MissingToolError, UsageError
+from farm.base.processes import ask_program
 from farm.base.reaper import MARK
 from farm.base.text import clean_text
 from farm.devices.adb.host import AdbHost
@@ -41,7 +42,7 @@ _BACKLOG = 64
 _PORT = re.compile(r"\s*\+?(0[xX][0-9A-Fa-f]+|[0-9]+)", re.ASCII)
 _SOCKET_FORMS = "expected tcp:PORT or tcp:HOST:PORT"
 
-_VERSION = re.compile(rb"Android Debug Bridge version 1\.0\.(\d{1,6})")
+_VERSION = re.compile(r"Android Debug Bridge version 1\.0\.(\d{1,6})")
 
 # Variables of adb 36 (main.cpp, client/main.cpp) for farm's own server: no mDNS, no phones on USB, no scan for
 # emulators, and no `kill-server`, which adb programs of another version send by themselves.
@@ -275,12 +276,9 @@ def outdated(server: AdbHost) -> str:
 def _version_of(adb: Path) -> int:
     """Return the version of a client, 0 for a program without one."""
     try:
-        done = subprocess.run(
-            [adb, "version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_SECONDS, check=False
-        )
+        found = _VERSION.search(ask_program([adb, "version"], _ASK_SECONDS).output)
     except (subprocess.SubprocessError, OSError):
         return 0
-    found = _VERSION.search(done.stdout)
     return int(found[1]) if found else 0
 
 

@@ -172,8 +172,7 @@ class ContentStore:
             self._shell('rm -rf -- "$1"', [str(self._incoming)], cwd=None, timeout_s=_SHELL_SECONDS)
             before = self._free
             self.survey()
-            linked = self._linked()
-            victims = [name for name in self._known if name not in keep and name not in linked]
+            victims = self._unused(keep)
             self._remove(victims)
             self.survey()
             return bool(victims) or self._free > before
@@ -214,14 +213,9 @@ class ContentStore:
         if short <= 0:
             return
         self._release()
-        # Objects that this session has used come last.
-        oldest = sorted(
-            self._known.keys() - set(keep), key=lambda name: (name in self._verified, self._known[name].used)
-        )
-        linked = self._linked()
         victims = []
-        for name in oldest:
-            if short > 0 and name not in linked:
+        for name in self._unused(keep):
+            if short > 0:
                 victims.append(name)
                 short -= self._known[name].size
         if short > 0:
@@ -234,9 +228,12 @@ class ContentStore:
         self._remove(victims)
         self.survey()
 
-    def _linked(self) -> set[str]:
+    def _unused(self, keep: Collection[str]) -> list[str]:
+        """Return the objects without a link, except `keep`: the oldest first, and what this session has used last."""
         done = self._shell(_LINKED, [], cwd=self._root, timeout_s=_SHELL_SECONDS)
-        return {PurePosixPath(line).name for line in done.stdout.decode(errors="replace").splitlines()}
+        linked = {PurePosixPath(line).name for line in done.stdout.decode(errors="replace").splitlines()}
+        unused = self._known.keys() - linked - set(keep)
+        return sorted(unused, key=lambda name: (name in self._verified, self._known[name].used))
 
     def _remove(self, names: Sequence[str]) -> None:
         if names:

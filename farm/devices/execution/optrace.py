@@ -96,14 +96,17 @@ def collect_optrace(
 def _run_graph(session: DeviceSession, bundle: Bundle, soc: Soc, tools: OptraceTools, context: Path, log: Path) -> None:
     inputs = [path for sample in range(bundle.manifest.samples) for path in bundle.input_files(sample)]
     lines = [" ".join(path.name for path in bundle.input_files(n)) for n in range(bundle.manifest.samples)]
+    extensions = {"shared_library_path": f"./{_EXTENSIONS}", "config_file_path": "config.json"}
+    core = {"perf_profile": "burst", "rpc_control_latency": 100}
+    device = {"profiling_level": "linting", "cores": [core], "soc_id": soc.soc_id}
     done = session.run_tool(
         {
             _NET_RUN: tools.net_run,
             _EXTENSIONS: tools.extensions,
             context.name: context,
             "input_list.txt": ("\n".join(lines) + "\n").encode(),
-            "extensions.json": _extensions(f"./{_EXTENSIONS}"),
-            "config.json": _device_config(soc),
+            "extensions.json": msgspec.json.encode({"backend_extensions": extensions}),
+            "config.json": msgspec.json.encode({"devices": [device]}),
             **{path.name: path for path in inputs},
         },
         [
@@ -137,14 +140,3 @@ def _view(tools: OptraceTools, schematic: Path, log: Path, output: Path) -> list
         ended = f"did not end in {_SECONDS:g} s" if overdue.is_set() else f"ended with exit code {code}"
         raise InfraError(f"{tools.viewer} {ended}: {clean_text(child.log_tail())}")
     return made
-
-
-def _extensions(library: str) -> bytes:
-    return msgspec.json.encode(
-        {"backend_extensions": {"shared_library_path": library, "config_file_path": "config.json"}}
-    )
-
-
-def _device_config(soc: Soc) -> bytes:
-    core = {"perf_profile": "burst", "rpc_control_latency": 100}
-    return msgspec.json.encode({"devices": [{"profiling_level": "linting", "cores": [core], "soc_id": soc.soc_id}]})

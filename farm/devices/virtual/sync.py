@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import stat
+import struct
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -206,8 +207,8 @@ class SyncSession:
             b"STAT": self._stat_v1,
             b"STA2": partial(self._stat_v2, b"STA2", follow=True),
             b"LST2": partial(self._stat_v2, b"LST2", follow=False),
-            b"LIST": self._list_v1,
-            b"LIS2": self._list_v2,
+            b"LIST": partial(self._list, ENTRY_V1, b"DENT", _record_v1),
+            b"LIS2": partial(self._list, ENTRY_V2, b"DNT2", _record_v2),
             b"SEND": self._send,
             b"RECV": self._receive,
         }
@@ -226,35 +227,26 @@ class SyncSession:
         await self._flush()
 
     async def _stat_v1(self, path: bytes) -> None:
-        mode = size = modified = 0
+        record: tuple[int, ...] = (0, 0, 0)
         with contextlib.suppress(OSError):
-            found = os.lstat(self._tree.resolve(path, follow=False))
-            mode, size = found.st_mode, found.st_size & _U32
-            modified = int(found.st_mtime) + self._faults.skew_s & _U32
-        await self._reply(STAT_V1.pack(b"STAT", mode, size, modified))
+            record = _record_v1(os.lstat(self._tree.resolve(path, follow=False)), self._faults.skew_s)
+        await self._reply(STAT_V1.pack(b"STAT", *record))
 
     async def _stat_v2(self, kind: bytes, path: bytes, *, follow: bool) -> None:
         try:
-            record = _record(os.lstat(self._tree.resolve(path, follow=follow)), self._faults.skew_s)
+            record = _record_v2(os.lstat(self._tree.resolve(path, follow=follow)), self._faults.skew_s)
         except OSError as error:
             record = (error.errno or errno.EIO, *(0,) * 10)
         await self._reply(STAT_V2.pack(kind, *record))
 
-    async def _list_v1(self, path: bytes) -> None:
+    async def _list(
+        self, entry: struct.Struct, kind: bytes, record: Callable[[os.stat_result, int], tuple[int, ...]], path: bytes
+    ) -> None:
+        skew_s, batch = self._faults.skew_s, bytearray()
+
         def pack(found: os.stat_result, length: int) -> bytes:
-            modified = int(found.st_mtime) + self._faults.skew_s & _U32
-            return ENTRY_V1.pack(b"DENT", found.st_mode & _U32, found.st_size & _U32, modified, length)
+            return entry.pack(kind, *record(found, skew_s), length)
 
-        await self._list(path, pack)
-        await self._reply(ENTRY_V1.pack(b"DONE", *(0,) * 4))
-
-    async def _list_v2(self, path: bytes) -> None:
-        skew = self._faults.skew_s
-        await self._list(path, lambda found, length: ENTRY_V2.pack(b"DNT2", *_record(found, skew), length))
-        await self._reply(ENTRY_V2.pack(b"DONE", *(0,) * 12))
-
-    async def _list(self, path: bytes, pack: Callable[[os.stat_result, int], bytes]) -> None:
-        batch = bytearray()
         fault = self._faults.strike_file("list", path)
         if fault is not None and fault.kind == FaultKind.ENDLESS_OUTPUT:
             await self._list_endlessly(pack)
@@ -272,7 +264,7 @@ class SyncSession:
                 if len(batch) > _BATCH_BYTES:
                     await self._reply(batch)
                     batch.clear()
-        await self._reply(batch)
+        await self._reply(batch + b"DONE".ljust(entry.size, b"\0"))
 
     async def _list_endlessly(self, pack: Callable[[os.stat_result, int], bytes]) -> None:
         found = os.lstat(self._tree.root)
@@ -373,7 +365,11 @@ class SyncSession:
             yield piece
 
 
-def _record(found: os.stat_result, skew_s: int) -> tuple[int, ...]:
+def _record_v1(found: os.stat_result, skew_s: int) -> tuple[int, ...]:
+    return found.st_mode & _U32, found.st_size & _U32, int(found.st_mtime) + skew_s & _U32
+
+
+def _record_v2(found: os.stat_result, skew_s: int) -> tuple[int, ...]:
     """Return the fields of a v2 stat record, from the error on, by a clock that is off by `skew_s`."""
     times = (int(seconds) + skew_s for seconds in (found.st_atime, found.st_mtime, found.st_ctime))
     owner = (found.st_uid, found.st_gid)
