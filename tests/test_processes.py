@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import os
 import resource
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from waiting import Started, ends, until
 
-from farm.base import private, processes, reaper
+from farm.base import processes, reaper
 from farm.base.errors import InfraError, MissingToolError
 from farm.base.processes import Supervisor, ready_of
 
@@ -278,7 +279,7 @@ def test_a_descriptor_beyond_1023_is_watched() -> None:
 
 NOBODY = 65534
 WAIT = "print('ready', flush=True); input()"
-HIDE = f"{Path(private.__file__).read_text()}\nhide_environment()"
+HIDE = f"import os, sys\n{inspect.getsource(processes.hide_environment)}\nhide_environment()"
 READ = "import sys; print('of the agent' in open(f'/proc/{sys.argv[1]}/environ').read())"
 
 

@@ -1,7 +1,7 @@
 """Starts the processes that live as long as farm does, and leaves none behind, not even after a kill -9.
 
 psutil finds children by their parent, which is gone after a fork into the background; marks and sessions stay. Reaper
-(farm.base.reaper) and pipe (farm.base.reaper) share that: docs/developers/architecture.md, "Processes".
+and pipe (farm.base.reaper) share that: docs/developers/architecture.md, "Processes".
 """
 
 from __future__ import annotations
@@ -71,6 +71,21 @@ def ready_of(descriptors: Iterable[int], timeout_s: float) -> set[int]:
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)
     return {descriptor for descriptor, _ in poller.poll(max(0.0, timeout_s) * 1000)}
+
+
+def hide_environment() -> None:
+    """Keep other processes of this user from reading environment and memory of this process, as in /proc/PID/environ.
+
+    Programs that it starts are not hidden. On Linux alone. Raises OSError.
+    """
+    import ctypes
+
+    if sys.platform != "linux":
+        return
+    libc, set_dumpable = ctypes.CDLL(None, use_errno=True), 4
+    if libc.prctl(set_dumpable, 0, 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 class Child:

@@ -44,6 +44,15 @@ def is_ssh_host(name: str) -> bool:
     return bool(_HOST.fullmatch(name))
 
 
+def split_address(text: str) -> tuple[str, str | None]:
+    """Return host and port, None without a port; the host is empty for another form and for IPv6 without brackets."""
+    if text.startswith("["):
+        host, closed, rest = text[1:].partition("]")
+        return (host, rest[1:] if rest else None) if closed and rest[:1] in ("", ":") else ("", None)
+    host, colon, port = text.partition(":")
+    return ("", None) if ":" in port else (host, port if colon else None)
+
+
 class Endpoint(msgspec.Struct, frozen=True):
     """Address of a listening server."""
 
@@ -256,30 +265,23 @@ class DeviceTables:
 
     def _host(self, table: HostTable, key: str, names: set[str]) -> HostConfig:
         self._name(f"{key}.name", table.name, names)
-        if table.adb is None and table.ssh is None:
-            raise ConfigError(self._path, key, f"has neither adb = {_ENDPOINT!r} nor ssh = {_LOGIN!r}")
-        adb = Endpoint("127.0.0.1", ADB_PORT)
-        if table.adb is not None:
-            adb = self._endpoint(f"{key}.adb", table.adb)
+        named = table.adb is not None or table.ssh is not None
+        self._expect(named, key, f"has neither adb = {_ENDPOINT!r} nor ssh = {_LOGIN!r}")
+        adb = Endpoint("127.0.0.1", ADB_PORT) if table.adb is None else self._endpoint(f"{key}.adb", table.adb)
         return HostConfig(table.name, adb, self._login(key, table))
 
     def _device(self, table: DeviceTable, key: str, names: set[str]) -> DeviceConfig:
         ways = [name for name in ("serial", "ssh", "connect", "local", "address") if getattr(table, name)]
-        if len(ways) != 1:
-            ambiguity = f"has {' and '.join(ways)}" if ways else "does not name a device"
-            raise ConfigError(
-                self._path, key, f"{ambiguity}, expected one of serial, ssh, connect, address and local = true"
-            )
+        ambiguity = f"has {' and '.join(ways)}" if ways else "does not name a device"
+        expected = "expected one of serial, ssh, connect, address and local = true"
+        self._expect(len(ways) == 1, key, f"{ambiguity}, {expected}")
         (way,) = ways
         if table.serial:
             self._expect(_SERIAL.fullmatch(table.serial), f"{key}.serial", "expected a serial without blanks")
         if table.name:
             self._name(f"{key}.name", table.name, names)
-            self._expect(
-                not is_soc(table.name),
-                f"{key}.name",
-                f"{table.name!r} is an SoC, which devices are asked for by as well",
-            )
+            problem = f"{table.name!r} is an SoC, which devices are asked for by as well"
+            self._expect(not is_soc(table.name), f"{key}.name", problem)
         for label in table.labels:
             self._expect(NAME.fullmatch(label), f"{key}.labels", f"{label!r}: expected letters, digits, '.', '_', '-'")
         if table.storage:
@@ -354,14 +356,7 @@ class DeviceTables:
     @staticmethod
     def _split(address: str) -> tuple[str, int | None]:
         """Return host and port, None without one; no host when the port is none."""
-        if address.startswith("["):
-            host, closed, rest = address[1:].partition("]")
-            if not closed or (rest and not rest.startswith(":")):
-                return "", None
-            port = rest.removeprefix(":") if rest else None
-        else:
-            host, colon, text = address.partition(":")
-            port = text if colon else None
+        host, port = split_address(address)
         if port is None:
             return host, None
         good = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from farm.base.config.devices import Endpoint, is_ssh_host
+from farm.base.config.devices import Endpoint, is_ssh_host, split_address
 from farm.base.errors import InfraError, MissingToolError, UsageError
 from farm.base.processes import ask_program
 from farm.base.reaper import MARK
@@ -176,7 +176,7 @@ def server_place(environment: Mapping[str, str]) -> ServerPlace:
             raise UsageError(problem)
         if rest.isdecimal():
             return ServerPlace(LOOPBACK, _port(name, rest), startable=True)
-        host, number = _host_and_port(rest)
+        host, number = split_address(rest)
         if not is_ssh_host(host):
             raise UsageError(f"{name} is {clean_text(text)!r}, {_SOCKET_FORMS}, an IPv6 address in brackets")
         return _place(name, host, _port(name, number) if number is not None else ORDINARY_PORT)
@@ -184,7 +184,7 @@ def server_place(environment: Mapping[str, str]) -> ServerPlace:
     name, text = "ANDROID_ADB_SERVER_ADDRESS", environment.get("ANDROID_ADB_SERVER_ADDRESS")
     if text is None:
         return ServerPlace(LOOPBACK, port, startable=True)
-    host, unwanted = _host_and_port(text)
+    host, unwanted = split_address(text)
     if unwanted is not None or not is_ssh_host(host):
         problem = f"{name} is {clean_text(text)!r}, expected a host, an IPv6 address in brackets"
         raise UsageError(f"{problem}: correct it, or unset it")
@@ -195,15 +195,6 @@ def _place(variable: str, host: str, port: int) -> ServerPlace:
     if host == "localhost":
         return ServerPlace(LOOPBACK, port, startable=True)
     return ServerPlace(host, port, startable=False, variable=variable)
-
-
-def _host_and_port(text: str) -> tuple[str, str | None]:
-    """Return host and port, None without a port; the host is empty for IPv6 without brackets, which adb misreads."""
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        return (host, rest.removeprefix(":") or None) if not rest or rest.startswith(":") else ("", None)
-    host, colon, port = text.partition(":")
-    return ("", None) if ":" in port else (host, port if colon else None)
 
 
 def _port(variable: str, text: str) -> int:

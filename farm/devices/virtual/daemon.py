@@ -16,7 +16,17 @@ from farm.devices.adb.protocol import LinkThrottle, PacketLink
 from farm.devices.virtual.faults import Fault, control_address
 from farm.devices.virtual.injection import Injection
 from farm.devices.virtual.shell import Commands, serve_shell
-from farm.devices.virtual.streams import HostConnection, Reverse, Service, Stream, carry, connect, is_socket
+from farm.devices.virtual.streams import (
+    HostConnection,
+    Reverse,
+    Service,
+    Stream,
+    cancelled,
+    carry,
+    connect,
+    is_socket,
+    listening,
+)
 from farm.devices.virtual.sync import SyncSession
 from farm.devices.virtual.tree import ROOT_PROPERTY, DeviceTree
 
@@ -25,7 +35,6 @@ from farm.devices.virtual.tree import ROOT_PROPERTY, DeviceTree
 FEATURES = "shell_v2,stat_v2,ls_v2,fixed_push_mkdir,remount_shell"
 _BANNER = ("ro.product.name", "ro.product.model", "ro.product.device")
 _LOOPBACK = "127.0.0.1"
-_BACKLOG = 16
 _CONTROL_BACKLOG = 4
 # A phone needs a minute; a virtual reboot need not wait as long.
 _REBOOT_SECONDS = 1.0
@@ -55,17 +64,7 @@ class Port:
 
     def listen(self) -> socket.socket:
         """Return a socket that listens, without blocking. Raises OSError."""
-        listener = socket.socket()
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            listener.bind((_LOOPBACK, self.number))
-            listener.listen(_BACKLOG)
-            listener.setblocking(False)
-        except BaseException:
-            listener.close()
-            raise
-        return listener
+        return listening(socket.AF_INET, (_LOOPBACK, self.number), socket.SO_REUSEPORT)
 
     async def listen_again(self) -> socket.socket:
         """Do what `listen` does, once there are descriptors for it."""
@@ -168,9 +167,7 @@ class Daemon:
                 listener = await port.listen_again()
         finally:
             port.close()
-            for task in (control, *self._connections, *filter(None, [self._accepting])):
-                task.cancel()
-            await asyncio.gather(control, *self._connections, return_exceptions=True)
+            await cancelled((control, *self._connections, *filter(None, [self._accepting])))
             await self._commands.end()
 
     async def _serve_until_gone(self, listener: socket.socket) -> None:
@@ -214,10 +211,7 @@ class Daemon:
         self._leaving = None
 
     def _hang_up(self) -> asyncio.Future[Any]:
-        tasks = list(self._connections)
-        for task in tasks:
-            task.cancel()
-        return asyncio.gather(*tasks, return_exceptions=True)
+        return cancelled(self._connections)
 
     def reset(self) -> asyncio.Future[Any]:
         """Reset every connection: see FaultyMachine."""

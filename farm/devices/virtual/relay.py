@@ -17,7 +17,7 @@ from farm.base.peer import accept_own_async
 from farm.devices.adb.host import AdbHost, acknowledge
 from farm.devices.adb.protocol import RELAYED_PRODUCT, LinkThrottle, PacketLink, adb_target
 from farm.devices.device import LOOPBACK
-from farm.devices.virtual.streams import HostConnection, Service, Stream, until_one_ends
+from farm.devices.virtual.streams import HostConnection, Service, Stream, cancelled, until_one_ends
 
 _BACKLOG = 16
 _CHUNK = 1 << 18
@@ -107,8 +107,7 @@ class Relay:
                 await self._set_there(there=False)
                 await asyncio.sleep(_RETRY_SECONDS)
         finally:
-            accepting.cancel()
-            await asyncio.gather(accepting, self._hang_up(), return_exceptions=True)
+            await cancelled((accepting, *self._connections))
 
     async def _follow(self) -> None:
         """Follow the state of the device on the other adb server, until the server or the device is gone.
@@ -135,13 +134,7 @@ class Relay:
             self._there.set()
             return
         self._there.clear()
-        await self._hang_up()
-
-    async def _hang_up(self) -> None:
-        tasks = list(self._connections)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._connections)
 
     async def _accept(self) -> None:
         while True:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from farm.base.reaper import MARK, Lifeline
 from farm.devices.adb.protocol import MAX_PAYLOAD, ProtocolError
 from farm.devices.virtual.faults import CONDITIONS, LINK_KINDS, Fault, FaultKind
-from farm.devices.virtual.streams import Stream, StreamClosedError
+from farm.devices.virtual.streams import Stream, StreamClosedError, cancelled
 
 if TYPE_CHECKING:
     from farm.devices.virtual.injection import Injection
@@ -64,10 +64,7 @@ class Commands:
     async def end(self) -> None:
         """Kill all of them, and all that they have started; the next ones are of another life of the device."""
         ending, self._life = self._life, _new_life()
-        living = list(self._living)
-        for outliving in living:
-            outliving.cancel()
-        await asyncio.gather(*living, return_exceptions=True)
+        await cancelled(self._living)
         for _ in range(_MOST_LOOKS):
             found = _processes_of(ending)
             if not found:
@@ -310,9 +307,7 @@ async def serve_shell(stream: Stream, commands: Commands, faults: Injection, ser
                 async with asyncio.timeout(_DRAIN_SECONDS):
                     await feeder
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tasks)
         command.hang_up(tell=framed)
 
 

@@ -11,9 +11,9 @@ import struct
 import sys
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farm.base.peer import accept_own_async
 from farm.devices.adb import protocol
@@ -40,15 +40,21 @@ class StreamClosedError(Exception):
     """The host closed the stream."""
 
 
+def cancelled(tasks: Iterable[asyncio.Task[None]]) -> asyncio.Future[Any]:
+    """Cancel tasks, and return what ends with the last of them."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    return asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def until_one_ends(*ways: Coroutine[None, None, None]) -> None:
     """Run `ways` concurrently until the first one ends or fails, and cancel the others."""
     tasks = [asyncio.create_task(way) for way in ways]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tasks)
 
 
 class Stream:
@@ -169,9 +175,7 @@ class HostConnection:
                 stream.hang_up()
             # A cancelled task that has not begun would never see its stream: `reboot` acts in either case.
             await asyncio.sleep(0)
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await cancelled(self._tasks)
 
     def reset_on_close(self) -> None:
         """Let its end reach the adb server as a reset."""
@@ -372,7 +376,7 @@ class Reverse:
         if len(self._listeners) >= _MOST_LISTENERS:
             raise _NotForwardedError("cannot bind listener: too many are open")
         try:
-            listener = _listen(local)
+            listener = listening(*_resolve(local))
         except OSError as error:
             raise _NotForwardedError(f"cannot bind listener: {error.strerror or error}") from None
         resolved = b""
@@ -399,12 +403,12 @@ class Reverse:
         removed.task.cancel()
 
 
-def _listen(name: str) -> socket.socket:
-    """Return a socket of the device that listens, for this user alone. Raises OSError."""
-    family, address = _resolve(name)
+def listening(family: socket.AddressFamily, address: _Address, *options: int) -> socket.socket:
+    """Return a socket that listens, without blocking; `options` are switched on. Raises OSError."""
     listener = socket.socket(family)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for option in (socket.SO_REUSEADDR, *options):
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
         listener.setblocking(False)

@@ -24,7 +24,7 @@ from farm.base.errors import AgentRefusedError, FarmError, InfraError, UsageErro
 from farm.base.files import write_atomically
 from farm.base.interrupts import noticing_deaths
 from farm.base.log_setup import JsonFormatter, logged_to
-from farm.base.private import hide_environment
+from farm.base.processes import hide_environment
 from farm.dispatch.cluster.agent.host_devices import Attachments, DeviceRunners, HostDevices
 from farm.dispatch.cluster.agent.shared_jobs import AgentLink, Ledger, SharedJobs, SharedRecords
 from farm.dispatch.cluster.files import Preparer
