@@ -44,8 +44,6 @@ ENDED_EARLY = frozenset(ExitCode) - {ExitCode.PASSED, ExitCode.FAILED, ExitCode.
 """Exit codes of commands that ended before their work was done."""
 
 
-# Every error that farm raises on purpose; farm/base/errors.py has the exit codes.
-#
 # FarmError
 # ├── UsageError                 an impossible request: no change
 # │   ├── ConfigError            an invalid value in a file; names file, key and expectation

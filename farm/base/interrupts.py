@@ -13,9 +13,6 @@ from typing import Any
 
 from farm.base.errors import ExitCode
 
-# Handling of Ctrl-C, SIGTERM and SIGHUP in a command.
-
-
 logger = logging.getLogger(__name__)
 
 INTERRUPTED = ExitCode.INTERRUPTED

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# Paths that users name, also other users.
-
-
 def relative(path: Path, root: Path) -> str:
     """Return the path below `root`, without following links; empty for a path that leads elsewhere."""
     parts: list[str] = []

@@ -1,8 +1,11 @@
 """Reaper of a farm process: it ends the children after the parent's death. `python -I -S reaper.py PARENT START`.
+
 The parent writes one line per event to standard input:
+
     watch MARK              a process with FARM_PROCESS=MARK in its environment is about to start
     lead MARK PID START     the process leads the session PID; START is field 22 of /proc/PID/stat
     drop MARK               the process ended in order
+
 A group is every process of that session and every process with the mark, so that neither a new session nor an emptied
 environment escapes. After the death of a leader the rest of its group ends; after the death of the parent all groups
 end and the reaper with them. Only the standard library is used, so that the start takes a few milliseconds.
@@ -83,18 +86,7 @@ def _let_go_of_all() -> None:
 os.register_at_fork(after_in_child=_let_go_of_all)
 
 
-# Reaper of a farm process: it ends the children after the parent's death. `python -I -S reaper.py PARENT START`.
-#
-# The parent writes one line per event to standard input:
-#
-#     watch MARK              a process with FARM_PROCESS=MARK in its environment is about to start
-#     lead MARK PID START     the process leads the session PID; START is field 22 of /proc/PID/stat
-#     drop MARK               the process ended in order
-#
-# A group is every process of that session and every process with the mark, so that neither a new session nor an
-# emptied environment escapes. After the death of a leader the rest of its group ends; after the death of the parent
-# all groups end and the reaper with them. Only the standard library is used, so that the start takes a few
-# milliseconds.
+# Reaper, and the groups of processes that it ends.
 
 
 MARK = "FARM_PROCESS"

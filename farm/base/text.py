@@ -7,8 +7,6 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-# Hostile text made safe for the store and for display, without invisible or reordering characters.
-#
 # All packages use this module's definition of invisible. Pure.
 
 

@@ -13,9 +13,6 @@ import msgspec
 from farm.base.errors import ConfigError, UnknownNameError
 from farm.base.forms import in_seconds
 
-# TOML files -> typed tables; errors name the whole key and the nearest valid one.
-
-
 _T = TypeVar("_T")
 
 

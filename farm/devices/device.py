@@ -9,9 +9,6 @@ from typing import Literal
 
 import msgspec
 
-# Devices, their addresses, and unusable devices with their reasons: plain data for every package.
-
-
 LOOPBACK = "127.0.0.1"
 MIXED = "mixed"
 """Kind of a run that had devices of both: it is compared with its like."""

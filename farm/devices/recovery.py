@@ -94,7 +94,7 @@ def _read(process: subprocess.Popen[bytes], deadline: float) -> bytes:
     return printed
 
 
-# Recovery of a device that does not answer, step by step: docs/explanation/health.md.
+# Recovery, step by step.
 
 
 class Step(StrEnum):

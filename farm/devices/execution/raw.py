@@ -11,9 +11,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-# Options and raw result of one execution on a device: files and timings without judgement.
-
-
 RESULT_FILE = "result.json"
 ETDUMP_FILE = "etdump.etdp"
 DEBUG_FILE = "debug_output.bin"
