@@ -38,8 +38,7 @@ from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
 from farm.devices.adb.protocol import environment_with
 from farm.devices.adb.server import AdbServer, find_adb, ordinary_server, server_place, start_adb_server
-from farm.devices.adb.sync import LinkRefusedError, SyncStream
-from farm.devices.adb.transport import AdbTransport, ShellProcess
+from farm.devices.adb.transport import AdbTransport, LinkRefusedError, ShellProcess, SyncStream
 from farm.devices.connect import transport_to
 from farm.devices.device import LOOPBACK, AdbAddress
 from farm.devices.discovery import Scan, scan_all

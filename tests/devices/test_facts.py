@@ -12,12 +12,10 @@ from attached import Rack, rack
 
 from farm.base.config.settings import HealthConfig
 from farm.base.errors import DeviceError, DeviceTimeoutError
-from farm.base.processes import Supervisor
 from farm.base.text import clean_text, named_values
-from farm.devices.adb.host import AdbHost
 from farm.devices.adb.transport import STORAGE, AdbTransport
 from farm.devices.connect import open_transport
-from farm.devices.device import AdbAddress, Device
+from farm.devices.device import Device
 from farm.devices.facts import DeviceStatus, check, parse_status, wait_until_cool
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
@@ -133,32 +131,25 @@ def test_nobody_waits_who_is_told_to_stop(bench: Rack, body: Path) -> None:
 # Root through a real adb server: adbd restarts, and the device disconnects and returns.
 
 
-Start = Callable[[str], tuple[Device, AdbHost]]
+Start = Callable[[str], Device]
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Supervisor, Path, Start]]:
-    """Function that boots another device of a build, at one adb server; its supervisor, and the devices' folder."""
-    folder = tmp_path_factory.mktemp("root")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+    with rack(tmp_path_factory.mktemp("root")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def start(empty: Rack) -> Start:
+    """Function that boots another device of a build, at one adb server."""
     socs = iter(("SM8850", "SM8750", "SM8650", "SM8550", "SM8475", "SM8450", "SM8350"))
-    with rack(folder) as empty:
-        supervisor, server = empty.supervisor, empty.server
-
-        def start(build: str) -> tuple[Device, AdbHost]:
-            [device] = boot(supervisor, server, [next(socs)], folder, build=build)
-            return device, server
-
-        yield supervisor, folder, start
+    return lambda build: boot(empty.supervisor, empty.server, [next(socs)], empty.root, build=build)[0]
 
 
-@pytest.fixture
-def start(running: tuple[Supervisor, Path, Start]) -> Start:
-    return running[2]
-
-
-def test_adbd_of_a_userdebug_build_becomes_root_and_the_device_comes_back(start: Start) -> None:
-    device, server = start("userdebug")
-    transport = AdbTransport(device.serial, AdbAddress(server.port))
+def test_adbd_of_a_userdebug_build_becomes_root_and_the_device_comes_back(empty: Rack, start: Start) -> None:
+    device = start("userdebug")
+    transport = open_transport(device)
     ended: list[Exception] = []
     started = threading.Event()
 
@@ -183,25 +174,25 @@ def test_adbd_of_a_userdebug_build_becomes_root_and_the_device_comes_back(start:
     assert "the connection ended before the program did" in str(ended)
     assert open_transport(device).ensure_root() is False
     # A later `adb root` of others gives the same answer.
-    with AdbHost(server.port).open(device.serial, "root:", timeout_s=10) as stream:
+    with empty.server.open(device.serial, "root:", timeout_s=10) as stream:
         assert stream.recv(100) == b"adbd is already running as root\n"
 
 
 def test_a_device_that_is_root_from_the_start_is_left_alone(start: Start) -> None:
-    device, _ = start("rooted-already")
-    assert open_transport(device).ensure_root() is False
-    assert open_transport(device).user_id() == 0
+    transport = open_transport(start("rooted-already"))
+    assert transport.ensure_root() is False
+    assert transport.user_id() == 0
 
 
 def test_a_production_build_is_refused_with_what_adbd_says(start: Start) -> None:
-    device, _ = start("user")
+    transport = open_transport(start("user"))
     with pytest.raises(DeviceError, match=r"adbd cannot run as root in production builds.*userdebug or eng"):
-        open_transport(device).ensure_root()
+        transport.ensure_root()
 
 
 @pytest.mark.parametrize("build", ["rooted-by-su", "rooted-by-magisk"])
 def test_su_makes_commands_root_where_adbd_cannot(start: Start, build: str) -> None:
-    device, server = start(build)
+    device = start(build)
     transport = open_transport(device)
     assert (transport.user_id(), transport.root_refusal()) == (2000, "")
     assert transport.ensure_root() is True
@@ -216,18 +207,17 @@ def test_su_makes_commands_root_where_adbd_cannot(start: Start, build: str) -> N
     assert (done.code, done.stdout) == (7, b"it's|a b|$(reboot)|" + folder + b"|'$x|root\nin")
     assert folder.endswith(b"/data/local/tmp")
     # Each new connection queries the user id itself.
-    assert AdbTransport(device.serial, AdbAddress(server.port)).user_id() == 2000
+    assert open_transport(device).user_id() == 2000
     assert transport.ensure_root() is False
 
 
 def test_a_device_that_does_not_come_back_is_said_so(
-    running: tuple[Supervisor, Path, Start], monkeypatch: pytest.MonkeyPatch
+    empty: Rack, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor, _, start = running
-    device, _ = start("userdebug")
+    device = start("userdebug")
 
     def dies(transport: AdbTransport) -> str:
-        supervisor.find(transport.serial).terminate()
+        empty.supervisor.find(transport.serial).terminate()
         return "restarting adbd as root"
 
     monkeypatch.setattr(AdbTransport, "_ask_for_root", dies)
@@ -236,12 +226,9 @@ def test_a_device_that_does_not_come_back_is_said_so(
         open_transport(device).ensure_root()
 
 
-def test_a_device_that_says_nothing_sensible_about_its_user_is_an_error(
-    running: tuple[Supervisor, Path, Start],
-) -> None:
-    _, folder, start = running
-    device, _ = start("userdebug")
-    (folder / device.serial / "system/bin/id").write_text("#!/bin/sh\nprintf '0\\033[31m; rm'\n")
+def test_a_device_that_says_nothing_sensible_about_its_user_is_an_error(empty: Rack, start: Start) -> None:
+    device = start("userdebug")
+    (empty.root / device.serial / "system/bin/id").write_text("#!/bin/sh\nprintf '0\\033[31m; rm'\n")
     with pytest.raises(DeviceError, match="does not report the user") as caught:
         open_transport(device).ensure_root()
     assert "\033" not in str(caught.value)

@@ -16,7 +16,7 @@ import msgspec
 from farm.base.errors import DeviceSpaceError
 from farm.base.hashes import sha256_of
 from farm.base.text import clean_text, count_of
-from farm.builds.bundles.bundle import INPUTS, MODEL, OP_PACKAGES, Bundle, Generation, Manifest, TensorSpec
+from farm.builds.bundles.bundle import INPUTS, MODEL, OP_PACKAGES, Bundle, Generation, Manifest
 from farm.devices.execution.liveness import DamagedError, staging_error
 from farm.devices.execution.raw import DEBUG_BYTES, DEBUG_FILE, ETDUMP_FILE, TOKENS_FILE, ErrorCause, RunnerOptions
 from farm.devices.execution.shell import shell_script
@@ -412,7 +412,8 @@ def job_layout(bundle: Bundle, folder: PurePosixPath, kind: Kind) -> Layout:
         layout.link(folder, name, hashes[name], bundle.folder / name)
     tensors = {INPUT_SHAPES: bundle.manifest.inputs, OUTPUT_SHAPES: bundle.manifest.outputs}
     for name in shape_flags(bundle.manifest).values():
-        files[folder / name] = _shapes(tensors[name])
+        shapes = (", ".join(map(str, tensor.shape)) for tensor in tensors[name])
+        files[folder / name] = "".join(f"{shape}\n" for shape in shapes).encode()
     return layout
 
 
@@ -491,7 +492,3 @@ def session_flags(workspace: Workspace, options: RunnerOptions) -> dict[str, str
         if options.seconds:
             flags["seconds"] = str(options.seconds)
     return flags
-
-
-def _shapes(tensors: Iterable[TensorSpec]) -> bytes:
-    return "".join(", ".join(map(str, tensor.shape)) + "\n" for tensor in tensors).encode()

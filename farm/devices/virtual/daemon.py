@@ -246,8 +246,9 @@ class Daemon:
         kind, _, rest = name.partition(":")
         if is_socket(name):
             return partial(self._forward, name=name)
+        shell = partial(serve_shell, commands=self._commands, faults=self.faults)
         if name.startswith(("shell:", "shell,", "exec:")):
-            return partial(serve_shell, commands=self._commands, faults=self.faults, service=name)
+            return partial(shell, service=name)
         if kind == "reverse":
             return self._reverse.find(rest)
         if kind == "tcpip" and not (rest.isascii() and rest.isdigit() and 0 < int(rest) < 65536):
@@ -260,7 +261,8 @@ class Daemon:
             "root": partial(self._switch_root, wanted=True),
             "unroot": partial(self._switch_root, wanted=False),
             "reboot": partial(self._reboot, mode=rest),
-            "remount": self._remount,
+            # For adb older than 29 and clients that do not know of remount_shell.
+            "remount": partial(shell, service="exec:remount 2>&1"),
             "tcpip": partial(self._listen_at, number=rest),
         }
         return services.get(kind)
@@ -293,10 +295,6 @@ class Daemon:
         if mode in _NO_MODES or mode.startswith("-"):
             raise ValueError(f"a virtual device has no {mode}")
         self.leave(0.0, reboot=True, reason=f"reboot,{mode or 'shell'}")
-
-    async def _remount(self, stream: Stream) -> None:
-        """Run `remount`, as for adb older than 29 and clients that do not know of remount_shell."""
-        await serve_shell(stream, commands=self._commands, faults=self.faults, service="exec:remount 2>&1")
 
     async def _listen_at(self, stream: Stream, number: str) -> None:
         """Move to another port of loopback."""

@@ -82,8 +82,7 @@ class Upload:
             if not self._stays:
                 with contextlib.suppress(OSError):
                     os.unlink(self._place)
-        if self._faults.free_bytes is not None:
-            self._faults.tell_space()
+        self._faults.tell_space()
 
     def _create(self) -> None:
         """Make an empty file, with its folders. Raises OSError."""
