@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from farm.suites.suite import Case
 
 
-# Files that a compiler process loads: imports from source, and a check that files are older than keys. Torch-free.
+# Imports from source, and a check that files are older than keys.
 #
 # Keys are computed before the first import. If a user saved a file between the two and restored it later, the bundles
 # of the saved file would lie under the key of the restored file.
@@ -205,18 +205,15 @@ def _is_below(path: str, folders: Iterable[str]) -> bool:
     return any(path.startswith(f"{folder}/") for folder in folders)
 
 
-# Tracer of the lines of developed folders that run in this process, from before ExecuTorch's import. Torch-free.
+# Tracer of the lines of developed folders that run in this process, from before ExecuTorch's import.
 #
 # The C tracer of coverage.py collects the lines; a coverage.py without it is too slow to be of use. In addition:
 #
 # * torch's dynamo reads the bytecode of functions that it inlines, and does not run it: their lines count as run.
 # * The whole text of a Python file in such a folder counts if `inspect` or other code opens it, except for an import
-#   or a
-#   traceback.
+#   or a traceback.
 # * Another trace function, a thread that Python's `threading` did not start, a forked copy or a child process that
-#   may
-#   run Python makes the trace incomplete, and there is no trace.
-
+#   may run Python makes the trace incomplete, and there is no trace.
 
 # Characters that make a path a pattern for coverage.
 _PATTERN = "*?[]{}"

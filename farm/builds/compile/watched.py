@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.suites.suite import Job
 
 
-# Log of a compilation -> QNN's line with the reason of the failure. Pure and torch-free.
+# Log of a compilation -> QNN's line with the reason of the failure. Pure.
 
 
 # ExecuTorch raises these after QNN has failed; the exception itself has no reason.

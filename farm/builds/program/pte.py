@@ -128,7 +128,7 @@ def from_memory(elements: NDArray[np.generic], shape: Sequence[int], order: Orde
     return np.ascontiguousarray(stored.transpose(np.argsort(order)))
 
 
-# Description of a compiled program in its `.pte` file: inputs, outputs, delegates, operators on the CPU. No torch.
+# Description of a compiled program in its `.pte` file: inputs, outputs, delegates, operators on the CPU.
 #
 # Layout: exir/_serialize/program.fbs behind the extended header of exir/_serialize/_program.py of executorch 1.5.1.
 # No file is trusted: a malformed file ends in ConfigError and nothing else, and the work is bounded by the size of

@@ -49,7 +49,7 @@ from farm.builds.compile.flows.reference import (
 from farm.builds.program.layers import INPUT, Layer, LayerTensor
 from farm.suites.suite import FORWARD, Features, Job, Target
 
-# Computation of every layer of an edge program on the CPU, in FP32 and quantized. Imports torch and executorch.
+# Computation of every layer of an edge program on the CPU, in FP32 and quantized.
 #
 # ExecuTorch 1.5 folds quantize and dequantize away before it keeps the graph that its Inspector compares with: that
 # graph computes with quantized weights and activations in floating point, which is neither FP32 nor quantized. The

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from farm.builds.toolchains.toolchain import Compiler
 
 
-# Messages between `farm debug` and its compiler process, one JSON line each way. Torch-free.
-
-
 BUNDLE = "bundle"
 ETRECORD = "etrecord.bin"
 """File beside the bundle with ExecuTorch's record of the graph for its own tools."""
@@ -126,8 +123,7 @@ class DebugReply(msgspec.Struct, frozen=True):
         return msgspec.msgpack.decode(self.packed_layers, type=tuple[Layer, ...]) if self.packed_layers else ()
 
 
-# Caller's end of the compiler process of `farm debug`: `farm.builds.compile.debug.debugger`. Torch-free.
-
+# Caller's end of the compiler process, which is farm.builds.compile.debug.debugger.
 
 _FIND = "import importlib.util, sys; sys.exit(3 if importlib.util.find_spec(sys.argv[1]) is None else 0)"
 _MISSING = 3

@@ -19,7 +19,7 @@ from executorch.exir.lowered_backend_module import get_lowered_submodules
 from farm.builds.bundles.bundle import UNKNOWN, Origin, Origins
 from farm.suites.suite import Case
 
-# A lowered program -> the origins of its nodes, from the records of torch.export. Imports torch and executorch.
+# A lowered program -> the origins of its nodes, from the records of torch.export.
 
 
 # torch.export calls a module that is called again `layers.3@1`.
@@ -84,7 +84,7 @@ def _relative(file: Path, places: Sequence[Path]) -> str:
     return str(file.relative_to(max(above, key=lambda place: len(place.parts)))) if above else file.name
 
 
-# Delegated and remaining operators of a lowered graph. Imports torch and executorch.
+# Delegated and remaining operators of a lowered graph.
 
 
 _CALL = "executorch_call_delegate"

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from farm.suites.suite import OpPackage
 
 
-# Op packages of the user: copies in the bundle, and their names in the program. Imports executorch.
+# Op packages of the user: copies in the bundle, and their names in the program.
 #
 # QNN opens a package by the path in the program. The path is relative to the folder of the runner and ends with the
 # hash of the package: it is the same for the compiler and for every device, and two packages never share a path.

@@ -24,7 +24,7 @@ from farm.builds.bundles.bundle import TensorSpec
 from farm.builds.program.pte import Order
 from farm.suites.suite import Case
 
-# Calls of a module with copies of its tensors, and the state of the module. Imports torch.
+# Calls of a module with copies of its tensors, and the state of the module.
 #
 # A module may write to its inputs and return views of them or of its buffers: without copies, references of several
 # samples would share memory, and the writes of a call would change the inputs of the next.
@@ -248,7 +248,7 @@ def _attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
                     yield f"{name}.{key}.{number}", leaf
 
 
-# Reference of a program: its module called sample by sample, with state, writes and names. Imports executorch.
+# Calls of a module sample by sample, with state, writes and names.
 
 
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
@@ -263,7 +263,7 @@ class SampleRun(NamedTuple):
     left: list[Tensors]
     """Inputs after the call, with the writes of the module."""
     names: tuple[str, ...]
-    """Path of each output in the return value: `farm.builds.compile.flows.reference.output_names`."""
+    """Path of each output in the return value: `output_names`."""
 
     def program_outputs(self, written: Sequence[int]) -> list[Tensors]:
         """Return the outputs of every sample, after the inputs `written` with their values after the call."""

@@ -35,7 +35,7 @@ from farm.suites.generate import find_architecture
 from farm.suites.prompts import AskedTokens, asked_of, decoder_params, generate_of, most_scored
 from farm.suites.suite import Case, Job
 
-# References of a decoder on the CPU: logits of whole sequences and greedy continuations. Imports torch alone.
+# References of a decoder on the CPU: logits of whole sequences and greedy continuations.
 
 
 def log_probabilities(logits: torch.Tensor, sequence: Row) -> torch.Tensor:
