@@ -37,15 +37,11 @@ def test_outputs_are_those_of_the_compiled_module(conv: Any, models: Path) -> No
         assert np.abs(actual - quantized).max() < 2.5 * step
         assert _sqnr_db(np.fromfile(models / f"conv_fp32_{i}.raw", np.float32), actual) > 30
     result = ran.result
-    assert result["ok"] is True
-    assert result["exit_code"] == 0
-    assert result["error"] is None
-    assert result["schema"] == 1
-    assert result["method"] == "forward"
-    assert result["load_ns"] > 0
-    assert result["verification_ns"] > 0
-    assert result["inputs"] == [{"shape": [1, 3, 16, 16], "dtype": "float32", "nbytes": 3072}]
-    assert result["outputs"] == [{"shape": [1, 8, 16, 16], "dtype": "float32", "nbytes": 8192}]
+    expected = {"ok": True, "exit_code": 0, "error": None, "schema": 1, "method": "forward"}
+    expected["inputs"] = [{"shape": [1, 3, 16, 16], "dtype": "float32", "nbytes": 3072}]
+    expected["outputs"] = [{"shape": [1, 8, 16, 16], "dtype": "float32", "nbytes": 8192}]
+    assert {name: result[name] for name in expected} == expected
+    assert min(result["load_ns"], result["verification_ns"]) > 0
     assert [inference["line"] for inference in result["inferences"]] == [0, 1]
     for inference in result["inferences"]:
         assert [len(inference[key]) for key in ("warm_up_ns", "iterations_ns")] == [2, 3]
@@ -138,32 +134,25 @@ def test_every_execution_counts_and_not_only_the_last(
         assert _differing(session.ask("--input_list_path=work.txt", *flags)) == [_NONE]
 
 
-def test_other_numbers_in_one_output_are_enough_and_the_list_is_bounded(bare: Any, models: Path) -> None:
-    bare.write("x.raw", [1, 2])
-    bare.list_inputs("x.raw", "x.raw")
-    ran = bare.run(f"--model_path={models / 'noise.pte'}", "--iteration=50", "--warm_up=1")
-    assert _differing(ran.result) == [{"count": 50, "executions": list(range(32))}] * 2
-
-
-def test_a_program_with_a_state_of_its_own_differs_from_time_to_time(bare: Any, models: Path) -> None:
-    bare.write("x.raw", [1, 2])
-    bare.write("zero.raw", [0, 0])
-    bare.list_inputs("x.raw", "zero.raw")
-    ran = bare.run(f"--model_path={models / 'counter.pte'}", "--iteration=3")
-    assert _differing(ran.result) == [{"count": 2, "executions": [0, 1]}, _NONE]
+@pytest.mark.parametrize(
+    ("model", "flags", "expected"),
+    [
+        # Other numbers in one output are enough, and the list is bounded.
+        ("noise", ("--iteration=50", "--warm_up=1"), [{"count": 50, "executions": list(range(32))}] * 2),
+        # The state of the program changes with the first input alone.
+        ("counter", ("--iteration=3",), [{"count": 2, "executions": [0, 1]}, _NONE]),
+    ],
+)
+def test_a_program_that_computes_something_else_each_time_differs(
+    bare: Any, models: Path, model: str, flags: tuple[str, ...], expected: list[dict[str, Any]]
+) -> None:
+    bare.list_inputs(bare.write("x.raw", [1, 2]), bare.write("zero.raw", [0, 0]))
+    assert _differing(bare.run(f"--model_path={models / model}.pte", *flags).result) == expected
 
 
 def test_a_dynamic_output_counts_as_it_is_written(bare: Any, models: Path) -> None:
-    bare.write("x.raw", range(6))
-    bare.write("y.raw", 3)
-    bare.list_inputs("x.raw y.raw")
-    (bare.folder / "inputs.txt").write_text("2, 3\n\n")
-    (bare.folder / "outputs.txt").write_text("2, 3\n2,\n")
-    ran = bare.run(
-        *(f"--model_path={models / 'dynamic.pte'}", "--input_shape_path=inputs.txt"),
-        *("--output_shape_path=outputs.txt", "--iteration=3"),
-    )
-    assert _differing(ran.result) == [_NONE]
+    ran = _dynamic(bare, models, "--iteration=3", inputs="2, 3\n\n", outputs="2, 3\n2,\n")
+    assert _differing(ran.result) == [_NONE] * 2
 
 
 # The command line of the runner. None of this loads a model.

@@ -19,6 +19,11 @@ def _files(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
 
 
+def _backends(session: Any) -> tuple[int, ...]:
+    """Return how often a session started a backend, and ended one."""
+    return tuple(session.stderr.count(text) for text in ("Creating new backend bundle", "Destroy Qnn backend"))
+
+
 def test_every_job_is_answered_when_its_files_are_there(conv: Any) -> None:
     with conv.serve("--keep_loaded=model.pte") as session:
         ready = session.ready
@@ -42,8 +47,7 @@ def test_every_job_is_answered_when_its_files_are_there(conv: Any) -> None:
     conv.passes()
     assert conv.output(1, 0).tobytes() == (conv.folder / "out1" / "output_1_0.raw").read_bytes()
     # The backend started once, though all jobs are the program that is kept loaded.
-    assert session.stderr.count("Creating new backend bundle") == 1
-    assert session.stderr.count("Destroy Qnn backend") == 1
+    assert _backends(session) == (1, 1)
 
 
 def test_markers_on_standard_error_enclose_a_job(conv: Any) -> None:
@@ -162,27 +166,19 @@ def test_programs_of_several_backends_share_a_session(bare: Any, models: Path) -
     xnnpack = (f"--model_path={models / 'xnnpack.pte'}", "--input_list_path=x.txt", "--input_shape_path=shape.txt")
     with bare.serve(f"--keep_loaded={models / 'conv_dump.pte'}") as session:
         assert session.stderr.count("Creating new backend bundle") == 1
-        for flags in (
-            xnnpack,
-            (f"--model_path={models / 'conv.pte'}",),
-            xnnpack,
-            (f"--model_path={models / 'conv_dump.pte'}",),
-            (f"--model_path={models / 'conv_dump.pte'}",),
-            (f"--model_path={models / 'conv.pte'}",),
-        ):
+        conv, dump = ((f"--model_path={models / name}.pte",) for name in ("conv", "conv_dump"))
+        for flags in (xnnpack, conv, xnnpack, dump, dump, conv):
             answer = session.ask(*flags)
             assert (answer["ok"], answer["warm"]) == (True, True), answer
         assert session.end() == 0
-        assert session.stderr.count("Creating new backend bundle") == 1
-        assert session.stderr.count("Destroy Qnn backend") == 1
+        assert _backends(session) == (1, 1)
 
 
 def test_without_a_program_that_is_kept_loaded_every_job_starts_the_backend(conv: Any) -> None:
     with conv.serve("--keep_loaded=") as session:
         assert [session.ask()["warm"] for _ in range(2)] == [False, False]
         assert session.end() == 0
-        assert session.stderr.count("Creating new backend bundle") == 2
-        assert session.stderr.count("Destroy Qnn backend") == 2
+        assert _backends(session) == (2, 2)
 
 
 def test_a_program_for_another_soc_is_refused_where_the_backend_is_up(conv: Any, models: Path) -> None:
@@ -247,12 +243,8 @@ def test_a_job_that_takes_too_long_ends_the_session_with_an_answer(stub: Any) ->
         assert stub.output(0, 0).tolist() == [0, -1]
         answer = session.ask("--input_list_path=hang.txt", "--timeout_ms=200", "--result_path=r.json")
         assert (answer["job"], answer["ok"], answer["exit_code"], answer["last"]) == (1, False, 9, True)
-        assert answer["error"] == {
-            "stage": "execute",
-            "message": "not finished after 200 ms",
-            "code": None,
-            "line": None,
-        }
+        expected = {"stage": "execute", "message": "not finished after 200 ms", "code": None, "line": None}
+        assert answer["error"] == expected
         assert answer["inferences"] == [{"line": 0, "warm_up_ns": [], "iterations_ns": []}]
         assert json.loads((stub.folder / "r.json").read_text())["exit_code"] == 9
         assert session.process.wait() == 9
@@ -311,15 +303,8 @@ def test_a_session_that_nobody_listens_to_ends_while_it_waits(bare: Any) -> None
 
 
 def test_a_session_without_standard_output_does_not_start(bare: Any) -> None:
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$0" --serve >&-', str(bare.runtime / "farm_runner")],
-        env=runner_environment(bare.runtime, {}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 10
+    words = ["sh", "-c", 'exec "$0" --serve </dev/null >&-', str(bare.runtime / "farm_runner")]
+    assert subprocess.run(words, env=runner_environment(bare.runtime, {}), timeout=60, check=False).returncode == 10
 
 
 def test_outputs_are_of_the_job_that_was_asked(bare: Any, models: Path) -> None:
