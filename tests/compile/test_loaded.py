@@ -113,6 +113,14 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def looked_at(folder: Path) -> LoadedFiles:
+    """Return the files of a toolchain that is looked at now; later changes have later times."""
+    await_later_file_time(folder)
+    loaded = LoadedFiles(time.time_ns(), folder / "cache")
+    await_later_file_time(folder)
+    return loaded
+
+
 def is_loaded(site: Path) -> None:
     importlib.import_module("seen_module")
     importlib.import_module("ctypes").CDLL(str(site / "libQnnSeen.so"))
@@ -123,8 +131,7 @@ def test_a_link_or_other_permissions_are_no_edit(site: Path, tmp_path: Path, mon
     monkeypatch.setattr("farm.base.hashes._YOUNG_S", 0.0)
     await_later_file_time(tmp_path)
     hash_tree(tmp_path / "cache", site)
-    loaded = LoadedFiles(time.time_ns(), tmp_path / "cache")
-    await_later_file_time(tmp_path)
+    loaded = looked_at(tmp_path)
     (tmp_path / "link").hardlink_to(site / "seen_module.py")
     (site / "libQnnSeen.so").chmod(0o755)
     is_loaded(site)
@@ -132,8 +139,7 @@ def test_a_link_or_other_permissions_are_no_edit(site: Path, tmp_path: Path, mon
 
 
 def test_memory_that_processes_share_is_no_file_of_a_toolchain(site: Path, tmp_path: Path) -> None:
-    loaded = LoadedFiles(time.time_ns(), tmp_path / "cache")
-    await_later_file_time(tmp_path)
+    loaded = looked_at(tmp_path)
     (site / "sem.shared").write_bytes(bytes(32))
     with (site / "sem.shared").open("r+b") as file, mmap.mmap(file.fileno(), 32):
         loaded.require_old("")
@@ -145,9 +151,7 @@ def test_a_toolchain_below_the_users_folder_of_temporary_files_is_checked(
     # The template loads a toolchain with the user's TMPDIR, which may hold environments as well.
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    await_later_file_time(tmp_path)
-    loaded = LoadedFiles(time.time_ns(), tmp_path / "cache")
-    await_later_file_time(tmp_path)
+    loaded = looked_at(tmp_path)
     (site / "seen_module.py").write_text("LEVEL = 2\n")
     is_loaded(site)
     with pytest.raises(InfraError, match=r"seen_module.py was changed after the start of the run"):
@@ -157,9 +161,7 @@ def test_a_toolchain_below_the_users_folder_of_temporary_files_is_checked(
 @pytest.mark.parametrize("name", ["seen_module.py", "libQnnSeen.so"])
 def test_a_copy_with_an_old_time_is_an_edit(site: Path, tmp_path: Path, name: str) -> None:
     hash_tree(tmp_path / "cache", site)
-    await_later_file_time(tmp_path)
-    loaded = LoadedFiles(time.time_ns(), tmp_path / "cache")
-    await_later_file_time(tmp_path)
+    loaded = looked_at(tmp_path)
     kept = tmp_path / name
     shutil.copy2(site / name, kept)
     with kept.open("ab") as file:
@@ -224,33 +226,30 @@ def imported(folder: Path, *developed: Path) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "site-packages").mkdir()
-    return tmp_path
-
-
-@pytest.mark.parametrize("mode", ["UNCHECKED_HASH", "TIMESTAMP"])
-def test_bytecode_beside_the_source_of_a_user_is_not_run(folder: Path, mode: str) -> None:
+def write_user_code(folder: Path, mode: str = "UNCHECKED_HASH") -> Path:
+    """Write a module with foreign bytecode beside it, and return the module."""
+    folder.mkdir(exist_ok=True)
     source = folder / "code_of_user.py"
     source.write_text("VALUE = 'source'\n")
     write_foreign_bytecode(source, "VALUE = 'foreign'\n", mode)
-    assert imported(folder) == "source"
+    return source
 
 
-def test_bytecode_of_an_installed_package_is_run_unless_the_package_is_developed(folder: Path) -> None:
-    source = folder / "site-packages" / "code_of_user.py"
-    source.write_text("VALUE = 'source'\n")
-    write_foreign_bytecode(source, "VALUE = 'foreign'\n")
-    assert imported(source.parent) == "foreign"
-    assert imported(source.parent, source.parent) == "source"
+@pytest.mark.parametrize("mode", ["UNCHECKED_HASH", "TIMESTAMP"])
+def test_bytecode_beside_the_source_of_a_user_is_not_run(tmp_path: Path, mode: str) -> None:
+    write_user_code(tmp_path, mode)
+    assert imported(tmp_path) == "source"
 
 
-def test_bytecode_without_a_source_is_no_module(folder: Path) -> None:
-    source = folder / "code_of_user.py"
-    source.write_text("")
-    write_foreign_bytecode(source, "VALUE = 'foreign'\n")
-    [compiled] = (folder / "__pycache__").iterdir()
+def test_bytecode_of_an_installed_package_is_run_unless_the_package_is_developed(tmp_path: Path) -> None:
+    site = write_user_code(tmp_path / "site-packages").parent
+    assert imported(site) == "foreign"
+    assert imported(site, site) == "source"
+
+
+def test_bytecode_without_a_source_is_no_module(tmp_path: Path) -> None:
+    source = write_user_code(tmp_path)
+    [compiled] = (tmp_path / "__pycache__").iterdir()
     compiled.rename(source.with_suffix(".pyc"))
     source.unlink()
-    assert imported(folder) == ""
+    assert imported(tmp_path) == ""
