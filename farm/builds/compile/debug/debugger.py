@@ -48,18 +48,18 @@ class Debugger:
 
     def __init__(self, program: DebugProgram | None = None, log: Path | None = None) -> None:
         self._program, self._log = program, log
-        self._began = time.perf_counter()
 
     def serve(self, request: CompileRequest | CompareRequest) -> DebugReply:
         """Return the reply to a request. Raises nothing: each exception of a compiler becomes a reply."""
         replies: list[DebugReply] = []
-        self._began = time.perf_counter()
+        began = time.perf_counter()
 
         def act() -> None:
             try:
-                replies.append(
-                    self._compile(request) if isinstance(request, CompileRequest) else self._compare(request)
-                )
+                if isinstance(request, CompileRequest):
+                    replies.append(self._compile(request, began))
+                else:
+                    replies.append(self._compare(request))
             except UsageError as error:
                 replies.append(DebugReply(ok=False, reason=one_line(str(error)), refused=True))
 
@@ -69,13 +69,12 @@ class Debugger:
             reason, infra = failure_of(act)
         return replies[0] if replies else DebugReply(ok=False, reason=reason, infra=infra)
 
-    def _compile(self, request: CompileRequest) -> DebugReply:
+    def _compile(self, request: CompileRequest, began: float) -> DebugReply:
         from farm.builds.compile.debug.compiler import compile_debug
 
-        seconds = {"imports": time.perf_counter() - self._began}
-        self._program = compile_debug(
-            request.job, request.versions, request.sample, Path(request.folder), request.metrics
-        )
+        seconds = {"imports": time.perf_counter() - began}
+        folder = Path(request.folder)
+        self._program = compile_debug(request.job, request.versions, request.sample, folder, request.metrics)
         return DebugReply(ok=True, seconds={**seconds, **self._program.seconds}, notes=self._program.notes)
 
     def _compare(self, request: CompareRequest) -> DebugReply:

@@ -253,9 +253,7 @@ def _take_ready(
 
 def _export(case: Case, inputs: Tensors) -> torch.export.ExportedProgram:
     module = make_module(case)
-    example = make_example(case, module, inputs)
-    exported = torch.export.export(module, example.inputs, dynamic_shapes=example.dynamic_shapes, strict=True)
-    return functional(exported)
+    return functional(make_example(case, module, inputs).export(module))
 
 
 @contextmanager

@@ -48,6 +48,12 @@ class Example(NamedTuple):
     dynamic_shapes: tuple[Any, ...] | None
     """Dynamic sizes for torch.export, by parameter of `forward`; None for fixed sizes."""
 
+    def export(self, module: torch.nn.Module) -> torch.export.ExportedProgram:
+        """Return `module` as a graph."""
+        # Passes of ExecuTorch 1.5 (DecomposeMinMaxDim and others) read `source_fn_stack`, which only a strict
+        # export sets: without it max_dim ends the process in the QNN adaptor.
+        return torch.export.export(module, self.inputs, dynamic_shapes=self.dynamic_shapes, strict=True)
+
 
 class Lowering(NamedTuple):
     """Module to lower, with its target and samples."""
@@ -78,10 +84,7 @@ class Lowering(NamedTuple):
     def export(self) -> torch.export.ExportedProgram:
         """Return the module as a graph."""
         with self.watch.step("export"):
-            # Passes of ExecuTorch 1.5 (DecomposeMinMaxDim and others) read `source_fn_stack`, which only a strict
-            # export sets: without it max_dim ends the process in the QNN adaptor.
-            inputs, dynamic_shapes = self.example
-            return torch.export.export(self.module, inputs, dynamic_shapes=dynamic_shapes, strict=True)
+            return self.example.export(self.module)
 
 
 class Lowered(NamedTuple):

@@ -380,24 +380,7 @@ def compiler_specs(
 
     `versions` are the other dependencies of the bundle: see key.py.
     """
-    options = compile_numbers(target)
-    given: dict[str, Any] = {name: True for name in _OF_SPECS if getattr(features, name)}
-    if packages is not None:
-        given["op_package_options"] = packages
-    return utils.generate_qnn_executorch_compiler_spec(  # type: ignore[no-any-return]
-        soc_model=qc_schema.QcomChipset[target.soc],
-        backend_options=_backend_options(target, options, versions, features),
-        online_prepare=BACKENDS[target.backend].online_prepare or features.online_prepare,
-        saver=saver,
-        profile_level=options.get("profile_level", 0),
-        **given,
-    )
-
-
-def _backend_options(
-    target: Target, options: Mapping[str, int], versions: Mapping[str, str], features: Features
-) -> qc_schema.QnnExecuTorchBackendOptions:
-    backend = BACKENDS[target.backend]
+    backend, options = BACKENDS[target.backend], compile_numbers(target)
     numbers: dict[str, int] = {name: of[target.precision] for name, of in backend.by_precision.items()}
     if backend.host_cpus:
         place = versions[HOST_CPU]
@@ -406,7 +389,17 @@ def _backend_options(
     numbers |= {name: True for name in _OF_BACKEND if getattr(features, name)}
     generate = getattr(utils, backend.compiler_spec)
     kinds = get_type_hints(generate)
-    return generate(**{name: kinds[name](number) for name, number in numbers.items()})
+    given: dict[str, Any] = {name: True for name in _OF_SPECS if getattr(features, name)}
+    if packages is not None:
+        given["op_package_options"] = packages
+    return utils.generate_qnn_executorch_compiler_spec(  # type: ignore[no-any-return]
+        soc_model=qc_schema.QcomChipset[target.soc],
+        backend_options=generate(**{name: kinds[name](number) for name, number in numbers.items()}),
+        online_prepare=backend.online_prepare or features.online_prepare,
+        saver=saver,
+        profile_level=options.get("profile_level", 0),
+        **given,
+    )
 
 
 def backend_type(target: Target) -> qc_schema.QnnExecuTorchBackendType:

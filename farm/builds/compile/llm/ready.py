@@ -16,9 +16,9 @@ from farm.builds.compile.flows.compiler import CompiledProgram, write_bundle
 from farm.builds.compile.flows.factory import read_expected
 from farm.builds.compile.flows.flow import Stopwatch
 from farm.builds.compile.flows.reference import tensor_spec
-from farm.builds.program.pte import Program, read_pte
-from farm.suites.prompts import AskedTokens, asked_of, expected_of, generate_of, most_scored
-from farm.suites.suite import Case, Job
+from farm.builds.program.pte import read_pte
+from farm.suites.prompts import asked_of, expected_of, generate_of, most_scored
+from farm.suites.suite import Job
 
 Tokens = Sequence[Sequence[int]]
 
@@ -31,12 +31,14 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
     """
     case, watch = job.case, Stopwatch()
     generate, path = generate_of(case), Path(case.folder, case.pte)
-    asked, expected = _asked(case, read_pte(path)), expected_of(case)
+    program = read_pte(path)
+    # The sizes of the program count, and not the sizes in the manifest.
+    widths = generation_of(program, prompts=(), new=1)
+    most = most_scored(context=widths.context, prefill=widths.prefill, decode=widths.decode)
+    asked, expected = asked_of(case, most, widths.vocabulary), expected_of(case)
     prompts, scored = asked.prompts, asked.scored
     method = read_ready(msgspec.structs.replace(job, case=msgspec.structs.replace(case, method=DECODE)))
-    generation = generation_of(
-        read_pte(path), prompts=prompts, scored=scored, new=generate.new_tokens, stop=generate.stop
-    )
+    generation = generation_of(program, prompts=prompts, scored=scored, new=generate.new_tokens, stop=generate.stop)
     generation = msgspec.structs.replace(generation, likelihoods=asked.likelihoods)
     if expected:
         generation = msgspec.structs.replace(generation, tokens={"expected": expected})
@@ -49,7 +51,7 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
         if (specs := tuple(map(tensor_spec, row))) != outputs:
             found, wanted = (", ".join(map(str, one)) for one in (specs, outputs))
             raise case.error("expected", f"are {found}, the program gives {wanted}")
-    program = CompiledProgram(
+    compiled = CompiledProgram(
         references=references,
         inputs=token_tensors(prompts, scored),
         outputs=outputs,
@@ -61,14 +63,7 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
         features=features_of(method),
         generation=generation,
     )
-    return write_bundle(job, key, versions, folder, program, watch)
-
-
-def _asked(case: Case, program: Program) -> AskedTokens:
-    # The sizes of the program count, and not the sizes in the manifest.
-    widths = generation_of(program, prompts=(), new=1)
-    most = most_scored(context=widths.context, prefill=widths.prefill, decode=widths.decode)
-    return asked_of(case, most, widths.vocabulary)
+    return write_bundle(job, key, versions, folder, compiled, watch)
 
 
 def token_tensors(prompts: Tokens, scored: Tokens) -> list[tuple[torch.Tensor, ...]]:
