@@ -16,7 +16,7 @@ from farm.base.errors import ExitCode, InfraError, StoreError
 from farm.base.machine import now_s
 from farm.dispatch.cluster.agent import shared_jobs
 from farm.dispatch.cluster.agent.host_agent import HostAgent
-from farm.dispatch.cluster.agent.shared_jobs import AgentLink, Ledger
+from farm.dispatch.cluster.agent.shared_jobs import AgentLink
 from farm.dispatch.recorder import Recorder
 from farm.store import clock
 from farm.store.cluster.records import AgentId, HeartbeatReply, HeldShard
@@ -40,7 +40,7 @@ class Slow:
         facts: Any = object()
         store: Any = self
         self.sender = AgentLink(
-            store, Ledger(), lambda: facts, on_reply=lambda *_: None, on_hints=lambda _: False,
+            store, lambda: facts, on_reply=lambda *_: None, on_hints=lambda _: False,
             on_claimed=lambda *_: None, ttl_s=TTL_S, heartbeat_s=_HEARTBEAT_S,
         )  # fmt: skip
         self.sender.begin(AgentId("h1", "token"))
@@ -104,9 +104,8 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
         monkeypatch.setattr(store.cluster, "claim", claim_unheard)
         one = agent(store)
         submit(store, shards(1))
-        ledger = Ledger()
         link = AgentLink(
-            store, ledger, lambda: facts("h1"), on_reply=lambda *_: None, on_hints=lambda _: link.claim(SOC) or False,
+            store, lambda: facts("h1"), on_reply=lambda *_: None, on_hints=lambda _: link.claim(SOC) or False,
             on_claimed=lambda *what: heard.append(what), ttl_s=TTL_S, heartbeat_s=0.2,
         )  # fmt: skip
         try:

@@ -26,7 +26,7 @@ from farm.base.interrupts import noticing_deaths
 from farm.base.log_setup import JsonFormatter, logged_to
 from farm.base.processes import hide_environment
 from farm.dispatch.cluster.agent.host_devices import Attachments, DeviceRunners, HostDevices
-from farm.dispatch.cluster.agent.shared_jobs import AgentLink, Ledger, SharedJobs, SharedRecords
+from farm.dispatch.cluster.agent.shared_jobs import AgentLink, SharedJobs, SharedRecords
 from farm.dispatch.cluster.files import Preparer
 from farm.dispatch.cluster.nightly_starter import NightlyStarter, receivers_of
 from farm.dispatch.device_forks import device_forks
@@ -190,12 +190,8 @@ class HostAgent:
         )
         self._stack.callback(preparer.close)
         self._log = ResultLog(self._folder / "result_log")
-        ledger = Ledger()
-        self._records = SharedRecords(self._store, ledger, ttl_s)
-        self._recorder = Recorder(self._records, self._log, preparer)
         self._link = AgentLink(
             self._store,
-            ledger,
             self.facts,
             on_reply=lambda reply, until_s: self._dispatcher.post(partial(self._apply_reply, reply, until_s)),
             on_hints=self._apply_hints,
@@ -203,6 +199,8 @@ class HostAgent:
             ttl_s=ttl_s,
             heartbeat_s=self._config.leases.heartbeat_s,
         )
+        self._records = SharedRecords(self._store, self._link, ttl_s)
+        self._recorder = Recorder(self._records, self._log, preparer)
         self._jobs = SharedJobs(
             self._dispatcher, self._store, self._recorder, self._link, preparer,
             device_of=lambda device: self._runners.get(device).device, changed=self._changed,

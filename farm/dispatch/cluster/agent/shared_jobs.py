@@ -23,7 +23,7 @@ from farm.store.clock import Answers
 from farm.store.cluster.records import Claimed, HeartbeatReply, HeldShard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from farm.devices.device import Device
     from farm.dispatch.cluster.files import Preparer
@@ -33,16 +33,11 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-# Leases and shards of an agent, and one order of their changes for the database and for the devices.
-#
-# `SharedRecords` writes the agent's results under these leases.
-
-
 class SharedRecords:
     """A `RecordSink` in the name of an agent."""
 
-    def __init__(self, store: Store, ledger: Ledger, ttl_s: float) -> None:
-        self._store, self._ledger, self._ttl_s = store, ledger, ttl_s
+    def __init__(self, store: Store, link: AgentLink, ttl_s: float) -> None:
+        self._store, self._link, self._ttl_s = store, link, ttl_s
         self._agent: AgentId
 
     def begin(self, agent: AgentId) -> None:
@@ -60,43 +55,11 @@ class SharedRecords:
 
     def release(self, leases: Sequence[Lease]) -> None:
         """End leases."""
-        with self._ledger.changing:
-            self._store.cluster.release(self._agent, leases)
-            self._ledger.drop(leases)
+        self._link.release(leases)
 
     def record_health(self, event: HealthEvent) -> None:
         """Record a health event of a device."""
         self._store.devices.record_health(event)
-
-
-class Ledger:
-    """Leases of an agent by device, and the shards of its answered claims.
-
-    Claims, releases and heartbeats, each with its messages to the devices, happen one after the other under the lock
-    `changing`: otherwise a late answer to a heartbeat would report a lease as lost that was claimed meanwhile, or take
-    back a shard whose claim is being answered.
-    """
-
-    def __init__(self) -> None:
-        self.changing = threading.Lock()
-        self.leases: dict[str, Lease] = {}
-        self.claimed: Claimed = frozenset()
-
-    def add(self, held: HeldShard) -> None:
-        """Add a claimed shard and its lease, which replaces an earlier lease of the device."""
-        self.leases[held.lease.device] = held.lease
-        self.claimed |= {(held.id, held.lease.fence)}
-
-    def drop(self, leases: Sequence[Lease]) -> None:
-        """Remove leases that have ended."""
-        for lease in leases:
-            self.leases.pop(lease.device, None)
-
-    def apply(self, reply: HeartbeatReply) -> None:
-        """Remove the leases that a heartbeat found lost; take over the shards that the store has for this agent."""
-        for device in reply.lost:
-            self.leases.pop(device, None)
-        self.claimed = reply.claimed
 
 
 # Thread between an agent and the store: heartbeats, hints of news, and claims of shards for the devices of the agent.
@@ -128,13 +91,17 @@ class AgentLink:
     """Thread that sends heartbeats, listens for hints and claims shards. Any thread may call its methods.
 
     A heartbeat is sent at an interval and at urgent hints; its answer carries requests to the agent. One claim serves
-    all devices of an SoC, and follows every hint of work. All methods but `stop_claims` and `close` return at once.
+    all devices of an SoC, and follows every hint of work. All methods but `release`, `stop_claims` and `close` return
+    at once.
+
+    Claims, releases and heartbeats, each with its messages to the devices, happen one after the other: otherwise a late
+    answer to a heartbeat would report a lease as lost that was claimed meanwhile, or take back a shard whose claim is
+    being answered.
     """
 
     def __init__(
         self,
         store: Store,
-        ledger: Ledger,
         facts: Callable[[], AgentFacts],
         *,
         on_reply: Callable[[HeartbeatReply, float], None],
@@ -148,10 +115,10 @@ class AgentLink:
         `on_hints` receives notifications, and returns whether a heartbeat should follow at once. `on_claimed` receives
         every shard and the end of its lease.
         """
-        self._store, self._ledger, self._facts = store, ledger, facts
+        self._store, self._facts = store, facts
         self._on_reply, self._on_hints, self._on_claimed = on_reply, on_hints, on_claimed
         self._ttl_s, self._heartbeat_s = ttl_s, heartbeat_s
-        self._agent: AgentId | None = None
+        self._agent: AgentId
         self._sent: AgentFacts | None = None
         self._problems: dict[str, str] = {}
         """Last error by its subject, which is logged once."""
@@ -162,7 +129,11 @@ class AgentLink:
         self._requests: dict[str, _ClaimRequest] = {}
         self._claims_s: dict[str, list[float]] = {}
         """Times of the next claims by SoC; without a waiting device a claim decides about the busy ones."""
-        self._lock = threading.Lock()
+        self._lock, self._changing = threading.Lock(), threading.Lock()
+        self._leases: dict[str, Lease] = {}
+        """Leases of the agent by device."""
+        self._claimed: Claimed = frozenset()
+        """Shards of its answered claims."""
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._is_claiming, self._is_ending = True, False
         self._thread = threading.Thread(target=self._run, daemon=True, name="store-link")
@@ -213,11 +184,17 @@ class AgentLink:
             with self._lock:
                 self._claims_s.pop(soc, None)
 
+    def release(self, leases: Sequence[Lease]) -> None:
+        """End leases. Raises StoreError."""
+        with self._changing:
+            self._store.cluster.release(self._agent, leases)
+            self._forget(lease.device for lease in leases)
+
     def stop_claims(self) -> None:
         """Stop claiming, and wait at most 5 s for a claim under way."""
         self._is_claiming = False
-        if self._ledger.changing.acquire(timeout=5.0):
-            self._ledger.changing.release()
+        if self._changing.acquire(timeout=5.0):
+            self._changing.release()
 
     def close(self) -> None:
         """End the thread, waiting at most 5 s for it."""
@@ -275,17 +252,16 @@ class AgentLink:
             return soc
 
     def _send(self) -> bool:
-        if self._agent is None:
-            return False
         facts = self._facts()
         # The answer may take any time: count the lease from the request, not from the answer.
         until_s = now_s() + self._ttl_s
         changed_facts = None if facts == self._sent else facts
         try:
-            with self._ledger.changing:
-                leases, claimed = list(self._ledger.leases.values()), self._ledger.claimed
-                reply = self._store.cluster.heartbeat(self._agent, changed_facts, self._ttl_s, leases, claimed)
-                self._ledger.apply(reply)
+            with self._changing:
+                leases = list(self._leases.values())
+                reply = self._store.cluster.heartbeat(self._agent, changed_facts, self._ttl_s, leases, self._claimed)
+                self._forget(reply.lost)
+                self._claimed = reply.claimed
                 self._on_reply(reply, until_s)
         except FarmError as error:
             self._warn_once("no heartbeat", error)
@@ -297,15 +273,13 @@ class AgentLink:
         return True
 
     def _claim_for(self, soc: str) -> None:
-        agent, requests = self._agent, self._waiting(soc)
-        if agent is None:
-            return
+        requests = self._waiting(soc)
         until_s = now_s() + self._ttl_s
         keep = {device: request.keep for device, request in requests.items() if request.keep is not None}
         try:
-            with self._ledger.changing:
+            with self._changing:
                 found = self._store.cluster.claim(
-                    agent, soc, list(requests), ttl_s=self._ttl_s, keep=keep, is_stable=self.is_stable
+                    self._agent, soc, list(requests), ttl_s=self._ttl_s, keep=keep, is_stable=self.is_stable
                 )
                 self._take(found, requests, until_s)
         except FarmError as error:
@@ -322,8 +296,14 @@ class AgentLink:
                 if self._requests.get(held.lease.device) is requests[held.lease.device]:
                     del self._requests[held.lease.device]
         for held in found:
-            self._ledger.add(held)
+            # A new lease replaces an earlier lease of the device.
+            self._leases[held.lease.device] = held.lease
+            self._claimed |= {(held.id, held.lease.fence)}
             self._on_claimed(held, until_s)
+
+    def _forget(self, devices: Iterable[str]) -> None:
+        for device in devices:
+            self._leases.pop(device, None)
 
     def _warn_once(self, subject: str, error: FarmError) -> None:
         if self._problems.get(subject) != str(error):
