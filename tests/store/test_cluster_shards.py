@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from shared_rows import (
     AgentId,
     agent,
     claim,
+    execute,
     facts,
     holding,
     job,
@@ -232,14 +232,10 @@ def test_an_agent_of_another_protocol_and_a_store_in_a_file_are_refused(store: S
 # Jobs that finish runs: deferred in the transaction that leaves nothing to run, whichever process writes it.
 
 
-_RUNS = "SELECT args ->> 'run' FROM procrastinate_jobs WHERE task_name = 'farm.finish' ORDER BY id"
-
-
 @pytest.fixture
-def messages_store(shared_address: str) -> Iterator[Store]:
-    with open_store(shared_address) as opened:
-        opened.messages.require()
-        yield opened
+def messages_store(store: Store) -> Store:
+    store.messages.require()
+    return store
 
 
 def connect(messages_store: Store) -> closing[psycopg.Connection]:
@@ -248,10 +244,8 @@ def connect(messages_store: Store) -> closing[psycopg.Connection]:
 
 def take_jobs(messages_store: Store) -> list[str]:
     """Return the runs of the jobs that finish runs, and remove the jobs."""
-    with connect(messages_store) as connection, connection:
-        runs = [str(run) for (run,) in connection.execute(_RUNS)]
-        connection.execute("DELETE FROM procrastinate_jobs")
-    return runs
+    taken = execute(messages_store, "DELETE FROM procrastinate_jobs RETURNING task_name, args ->> 'run'")
+    return [str(run) for task, run in taken if task == "farm.finish"]
 
 
 def run_shard(messages_store: Store, who: AgentId, verdict: Verdict = Verdict.PASSED) -> None:
