@@ -5,16 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from farm.builds.program.layers import Gap, Layer, LayerStep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from farm.results.layers import Diagnosis
-    from farm.store.artifacts import ArtifactStore
-    from farm.store.records import ArtifactRecord
+from farm.results.layers import Diagnosis
+from farm.store.artifacts import ArtifactStore
+from farm.store.records import ArtifactRecord
 
 CSV_KIND = "layers.csv"
 """Kind of artifact with these rows."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from farm import __version__
-
-if TYPE_CHECKING:
-    from farm.store.records import RunView
+from farm.store.records import RunView
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _TIMEOUT_S = 5.0

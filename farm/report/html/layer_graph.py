@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import base64
 import statistics
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 from farm.base.text import one_line
 from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep
 from farm.report.formats.layers_csv import kept_files
 from farm.results.layers import ROUNDING_STEPS, Diagnosis
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from xml.etree import ElementTree
-
-    from farm.store.artifacts import ArtifactStore
-    from farm.store.records import ArtifactRecord
+from farm.store.artifacts import ArtifactStore
+from farm.store.records import ArtifactRecord
 
 GRAPH_KIND = "layers.svg"
 """Kind of artifact with such a graph."""
@@ -134,8 +131,6 @@ def layer_graph(layers: Sequence[Layer], diagnosis: Diagnosis) -> bytes:
     for layer in layers:
         diverging = [step for step, found in diagnosis.steps.items() if found.layer == layer.name]
         _layer(graph, layer, layout.boxes[layer.name], layout.named.get(layer.name, []), diverging)
-    from xml.etree import ElementTree
-
     document: bytes = ElementTree.tostring(root, encoding="utf-8")
     return document
 
@@ -233,6 +228,4 @@ def _legend(root: ElementTree.Element) -> None:
 
 
 def _element(parent: ElementTree.Element | None, tag: str, **attributes: Any) -> ElementTree.Element:
-    from xml.etree import ElementTree
-
     return ElementTree.Element(tag, attributes) if parent is None else ElementTree.SubElement(parent, tag, attributes)

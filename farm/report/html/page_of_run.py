@@ -7,8 +7,9 @@ import json
 import os
 import zlib
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -24,14 +25,8 @@ from farm.report.model.sections import SHOWN_JOBS, HeapRow, frame_grids, generat
 from farm.report.model.status import Standing, alert_change, branch_name, is_confirmed, standing
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, summarize
 from farm.results.heap import no_heap
-from farm.store.records import AlertRecord, Background, JobFile, RunStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from farm.store.artifacts import ArtifactStore
-    from farm.store.records import JobStatus, RunView
-
+from farm.store.artifacts import ArtifactStore
+from farm.store.records import AlertRecord, Background, JobFile, JobStatus, RunStatus, RunView
 
 # First screen of a report: jobs and numbers that need attention, in groups. Pure.
 

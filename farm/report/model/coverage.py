@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,15 +17,10 @@ from farm.report.model.summary import Outcome, outcome_of
 from farm.results.attempt import Stage
 from farm.store.records import JobResult, ListedJob
 from farm.store.rows import case_versions
+from farm.store.store import Store
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.op_builders import installed_builders, operators_in_tests, suite_operators
 from farm.suites.suite import Job, Suite, plan
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from farm.store.store import Store
-
 
 # Operators x precisions: the newest result for every operator that the backend can build. Pure.
 

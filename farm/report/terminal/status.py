@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 from farm.base.errors import FIRST_RUN
 from farm.report.model import format as fmt
+from farm.report.model.history import HistoryTable
 from farm.report.model.status import (
     TITLES,
     UNSURE,
@@ -33,15 +33,8 @@ from farm.report.model.status import (
     word_of,
 )
 from farm.report.terminal.layout import LEAST_WIDTH, columns, first_of, fitted, titled, wrapped
-from farm.store.records import AlertRecord, AlertState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from farm.report.model.history import HistoryTable
-    from farm.results.analysis.history import Record
-    from farm.store.records import HistoryPoint
-
+from farm.results.analysis.history import Record
+from farm.store.records import AlertRecord, AlertState, HistoryPoint
 
 # Status, alerts and red jobs -> lines for a terminal, urgent groups first. Pure.
 
