@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from farm.base.config.settings import Config
+from farm.base.grouping import grouped
 from farm.base.text import reason_line
 from farm.dispatch.history_comparison import (
     ComparedSeries,
@@ -46,12 +47,6 @@ from farm.store.records import STEPS, AlertRecord, AlertState, NewAlert
 from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
-
-_STATES = {
-    Answer.CONFIRMED: AlertState.CONFIRMED,
-    Answer.REFUTED: AlertState.REFUTED,
-    Answer.UNKNOWN: AlertState.UNKNOWN,
-}
 
 CHANGED_S = 600.0
 """Time for programs that changed unsuspected, where no budget is given."""
@@ -189,17 +184,10 @@ class _ConfirmRun:
             for one in self._store.alerts.of_run(self._run_id)
             if one.state == AlertState.SUSPECTED
         }
-        left = []
-        for index in comparison.judged.suspected:
-            compared = comparison.compared[index]
-            # Measured numbers are not measured again.
-            if alert := alerts.get(compared.key):
-                left.append((compared, comparison.judged.judgements[index], alert))
-        # Numbers of one program are measured by the same pairs.
-        jobs: dict[str, int] = {}
-        for compared, _, _ in left:
-            jobs.setdefault(compared.past.job_id, len(jobs))
-        left.sort(key=lambda item: jobs[item[0].past.job_id])
+        found = [(comparison.compared[n], comparison.judged.judgements[n]) for n in comparison.judged.suspected]
+        # Measured numbers are not measured again; numbers of one program are measured by the same pairs.
+        of_jobs = grouped((one.past.job_id, (one, why, alerts[one.key])) for one, why in found if one.key in alerts)
+        left = [item for items in of_jobs.values() for item in items]
         measured = sum(self._remeasurement.good(compared) is not None for compared, _, _ in left)
         pairs = self._pairs(measured, is_suspected=True)
         family = measured + len(self._family_before(is_suspected=True))
@@ -273,12 +261,10 @@ class _ConfirmRun:
 
     def _measured_before(self, comparison: HistoryComparison) -> dict[tuple[int, str], set[str]]:
         """Return the runs with measured pairs or a user's decision, by series and device kind."""
-        found: dict[tuple[int, str], set[str]] = {}
-        own = self._store.alerts.of_run(self._run_id, unchanged=True)
-        for one in (*itertools.chain(*comparison.alerts.values()), *own):
-            if one.device or one.state in (*STEPS, AlertState.REFUTED):
-                found.setdefault((one.series_id, one.device_kind), set()).add(one.run_id)
-        return found
+        alerts = itertools.chain(*comparison.alerts.values(), self._store.alerts.of_run(self._run_id, unchanged=True))
+        known = (one for one in alerts if one.device or one.state in (*STEPS, AlertState.REFUTED))
+        runs = grouped(((one.series_id, one.device_kind), one.run_id) for one in known)
+        return {series: set(of_series) for series, of_series in runs.items()}
 
     def _keep(self, compared: ComparedSeries, result: RemeasuredSeries, alert: AlertRecord) -> None:
         """Record an answer at once, so that nothing is lost when the run ends here."""
@@ -330,13 +316,14 @@ class _ConfirmRun:
         if not result.is_suspected:
             # The claim was that it is worse.
             finding = Finding.REGRESSION if confirmation.answer is Answer.CONFIRMED else Finding.UNCHANGED
+        state = AlertState(confirmation.answer.value)
         recorded = self._store.alerts.answer(
             alert.id,
             NewAlert(
                 series_id=alert.series_id,
                 device_kind=alert.device_kind,
                 finding=finding,
-                state=_STATES[confirmation.answer],
+                state=state,
                 last_good=result.points[result.good].run_id,
                 first_bad=result.points[result.bad].run_id,
                 # An unmeasured change keeps its first estimate.
@@ -351,7 +338,7 @@ class _ConfirmRun:
             pairs=[(_median(good), _median(new)) for good, new in result.pairs],
             was=result.state,
         )
-        result.state = _STATES[confirmation.answer]
+        result.state = state
         if not recorded:
             result.alert = None
             logger.warning(

@@ -158,9 +158,9 @@ class InterleavedBench:
         """
         job = find_job(self.config, stored)
         bundle = find_bundle(self.config, stored, job, self.tools, self._acquirer.supervisor)
-        runtime, is_whole = None, stored.runtime == self.runtime.versions
-        if not is_whole and (runtime := find_kept(self.config.cache_dir, stored.runtime)) is not None:
-            is_whole = True
+        is_here = stored.runtime == self.runtime.versions
+        runtime = None if is_here else find_kept(self.config.cache_dir, stored.runtime)
+        is_whole = is_here or runtime is not None
         return Side(job, bundle, stored.profile, stored.is_heap, stored.seconds, runtime, is_whole)
 
     def mixed(self, base: Side, runner: Side) -> Runtime | None:
@@ -243,9 +243,8 @@ class InterleavedBench:
             self._recover(runtime, error)
             started_ms, measured, failure = self._run(side, runtime, inferences, full=full, fresh=fresh)
         key, serial = side.bundle.manifest.key, self.device.serial
-        turn = Turn(role, pair, key, runtime.digest, serial, started_ms, measured, failure)
-        self.turns.append(turn)
-        return turn
+        self.turns.append(Turn(role, pair, key, runtime.digest, serial, started_ms, measured, failure))
+        return self.turns[-1]
 
     def _recover(self, runtime: Runtime, error: InfraError) -> None:
         """Begin anew on a device that may have been away: that is no reason to measure all again. Raises `error`."""
