@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 # All packages use this module's definition of invisible. Pure.
@@ -88,6 +88,17 @@ def plain_json(data: bytes) -> bytes:
     if data.isascii():
         return data.replace(b"\x7f", b"\\u007f")
     return re.sub(f"[{_UNSEEN}]", _escape, data.decode()).encode()
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with each of its texts changed, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return [with_texts(one, change) for one in value]
+    if isinstance(value, dict):
+        return {change(str(key)): with_texts(one, change) for key, one in value.items()}
+    return value
 
 
 def json_document(answer: Any, indent: int = 2) -> bytes:

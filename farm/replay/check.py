@@ -32,7 +32,7 @@ from farm.base.errors import ConfigError, DeviceError, FarmError, MissingToolErr
 from farm.base.files import own_folder
 from farm.base.processes import Supervisor
 from farm.base.socs import load_socs, no_profile
-from farm.base.text import json_document, visible
+from farm.base.text import json_document, visible, with_texts
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundles_for
 from farm.builds.runtime.packages import package_version
@@ -501,16 +501,6 @@ class Anonymizer:
             text = pattern.sub(place, text)
         return _MAYBE_IPV6.sub(lambda found: "<address>" if _is_ipv6(found[0]) else found[0], text)
 
-    def value(self, value: Any) -> Any:
-        """Return a value of JSON without names, also in its keys."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list | tuple):
-            return [self.value(one) for one in value]
-        if isinstance(value, dict):
-            return {self.text(str(key)): self.value(one) for key, one in value.items()}
-        return value
-
 
 def transcript(
     config: Config, reports: Sequence[CheckReport], lines: Iterable[str], leases: Iterable[Lease] = ()
@@ -530,7 +520,7 @@ def transcript(
         build = report.device.build if report.device is not None else ""
         devices.append({"checked": checked, "facts": _without_boot(report.facts), "build": build})
         files |= {f"device-{number}/{kind}.txt": hide.text(text).encode() for kind, text in report.logs.items()}
-    files["check.json"] = json_document({"schema": 1, "versions": about, "devices": hide.value(devices)})
+    files["check.json"] = json_document({"schema": 1, "versions": about, "devices": with_texts(devices, hide.text)})
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in files.items():

@@ -270,7 +270,7 @@ def test_the_recipe_adds_a_format(tmp_path: Path, farm_cache: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{JOB.id}\tfailed\tNone\n"), done.stderr
     checked = copy.farm("nightly", "--check", str(night))
     assert checked.returncode == 2
-    assert "[export]: formats: unknown format 'xlsx': known are ctrf, hud, jsonl, junit, trace, tsv" in checked.stderr
+    assert "export.formats: unknown format 'xlsx': known are ctrf, hud, jsonl, junit, trace, tsv" in checked.stderr
 
 
 # Traces: valid in the Trace Event Format, with a mark for measured and for merely laid out times.

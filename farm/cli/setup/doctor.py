@@ -26,7 +26,7 @@ from farm.base.config.shared import secrets_of, shown_address
 from farm.base.errors import ExitCode, FarmError, UsageError
 from farm.base.files import end_of_log
 from farm.base.socs import check_backend, find_soc, load_socs
-from farm.base.text import HIDDEN, json_document, redacted, visible
+from farm.base.text import HIDDEN, json_document, redacted, visible, with_texts
 from farm.cli.options import configured, json_option, soc_option, toolchain_option
 from farm.cli.output import show
 from farm.dispatch.notify.channels import hide_secrets, read_secret
@@ -236,7 +236,7 @@ def write_bundle(path: Path, config: Config, tools: Sequence[Tool]) -> list[str]
     hide = _Redaction(_secrets(config))
     files = {
         "versions.json": _versions(tools, hide),
-        "configuration.json": json_document(hide.value(shown_config(config))),
+        "configuration.json": json_document(with_texts(shown_config(config), hide.text)),
         **{f"logs/{name}": visible(hide.text(text)).encode() for name, text in _recent_logs(config.state_dir)},
     }
     archive = io.BytesIO()
@@ -281,7 +281,7 @@ def _versions(tools: Sequence[Tool], hide: _Redaction) -> bytes:
         "interpreter": sys.executable,
         "tools": [{"name": tool.name, "version": tool.version, "problem": tool.problem} for tool in tools],
     }
-    return json_document(hide.value(answer))
+    return json_document(with_texts(answer, hide.text))
 
 
 def _recent_logs(state_dir: Path) -> Iterator[tuple[str, str]]:
@@ -348,13 +348,3 @@ class _Redaction:
     def text(self, text: str) -> str:
         """Return `text` with each secret, and each password of an address, hidden."""
         return _LOGIN.sub(rf"\1:{HIDDEN}@", redacted(text, self._secrets))
-
-    def value(self, value: Any) -> Any:
-        """Return a value of JSON with the secrets in its texts hidden."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self.value(one) for one in value]
-        if isinstance(value, dict):
-            return {key: self.value(one) for key, one in value.items()}
-        return value

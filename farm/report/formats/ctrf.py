@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from farm import __version__
-from farm.base.text import one_line, visible
+from farm.base.text import one_line, visible, with_texts
 from farm.report.formats import export_format
 from farm.report.model.format import short_log
 from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
@@ -53,7 +52,7 @@ def render_ctrf(view: RunView) -> str:
             "environment": _environment(summary),
         },
     }
-    return msgspec.json.format(msgspec.json.encode(_clean(document)), indent=1).decode()
+    return msgspec.json.format(msgspec.json.encode(with_texts(jsonable(document), visible)), indent=1).decode()
 
 
 def _summary(summary: RunSummary, tests: list[dict[str, Any]]) -> dict[str, Any]:
@@ -151,16 +150,3 @@ def _environment(summary: RunSummary) -> dict[str, Any]:
 def _stop(attempt: Attempt) -> int:
     seconds = attempt.seconds if -1e12 < attempt.seconds < 1e12 else 0.0
     return attempt.started_ms + max(0, round(seconds * 1000))
-
-
-def _clean(document: Mapping[str, Any]) -> Any:
-    """Return a document with invisible characters spelled out, and non-finite numbers as text."""
-
-    def shown(value: Any) -> Any:
-        if isinstance(value, str):
-            return visible(value)
-        if isinstance(value, dict):
-            return {visible(key): shown(item) for key, item in value.items()}
-        return [shown(item) for item in value] if isinstance(value, list) else value
-
-    return shown(jsonable(document))
