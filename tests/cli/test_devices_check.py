@@ -44,8 +44,7 @@ PASSED = HealthCheckResult(latency_ns=tuple(1e6 + 1e3 * number for number in ran
 @pytest.fixture(scope="module")
 def phone(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
     folder = tmp_path_factory.mktemp("check")
-    (folder / "cwd").mkdir()
-    with attach(FarmHome(farm_cache, folder / "state", folder / "cwd"), folder, ["SM8650"]) as attached:
+    with attach(FarmHome.make(farm_cache, folder), folder, ["SM8650"]) as attached:
         # The store knows the device and its SoC.
         attached.json("devices", "list")
         yield attached
@@ -141,8 +140,7 @@ def test_uneven_latencies_are_a_warning(phone: Attached) -> None:
 
 @pytest.mark.whole
 def test_a_production_build_is_a_warning_about_root(farm_cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "cwd").mkdir()
-    with attach(FarmHome(farm_cache, tmp_path / "state", tmp_path / "cwd"), tmp_path, ["SM8650"], build="user") as user:
+    with attach(FarmHome.make(farm_cache, tmp_path), tmp_path, ["SM8650"], build="user") as user:
         lines = check(user, 0)
     assert lines["root"]["level"] == "warning"
     assert "production build" in lines["root"]["text"]

@@ -14,6 +14,7 @@ from farm.store.store import Store
 
 _HEAVY = ("torch", "executorch", "numpy", "sqlalchemy", "adbutils", "jinja2")
 _SLOW = ("sqlalchemy.orm", "alembic", "numpy", "scipy", "torch", "jinja2", "rich", "pytest", "litestar")
+_OF_THE_SERVER = ("litestar", "uvicorn", "anyio", "torch")
 _COLLECT = ("run", "--soc", "SM8650", "--suite", "smoke", "--collect-only")
 _RUN_ALL = """
 import json, sys
@@ -33,7 +34,7 @@ for words, light in json.loads(sys.argv[1]):
     "calls",
     [
         [
-            (["--help"], (*_HEAVY, "msgspec", "rich", "pytest")),
+            (["--help"], (*_HEAVY, *_OF_THE_SERVER, "msgspec", "rich", "pytest")),
             (["devices", "socs"], (*_HEAVY, "pytest")),
             (["suites"], (*_HEAVY, "pytest")),
             (["setup", "runtime", "list"], (*_HEAVY, "pytest")),
@@ -41,10 +42,12 @@ for words, light in json.loads(sys.argv[1]):
             (_COLLECT, _HEAVY),
         ],
         [
+            (["serve", "--help"], _OF_THE_SERVER),
             (["history", "s/c"], _SLOW),
-            (["status"], _SLOW),
+            (["status"], (*_SLOW, *_OF_THE_SERVER)),
             (["alerts", "list"], _SLOW),
             (["jobs", "coverage", "--soc", "SM8650"], ("torch", "executorch", "numpy")),
+            (["diff", "latest", "latest"], _OF_THE_SERVER),
             ([*_COLLECT, "-k", "conv2d"], ("torch", "executorch")),
         ],
     ],

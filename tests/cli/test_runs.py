@@ -343,16 +343,6 @@ def test_rules_come_from_farm_toml_and_options_override_them(home: FarmHome, sto
     assert "retention.keep: is '90 moons', expected an age such as '90d'" in home.farm("runs", "prune", code=2).stderr
 
 
-def test_rules_that_cannot_be_are_refused_in_one_line(home: FarmHome) -> None:
-    for arguments, message in {
-        (): "no rule for runs to keep: give --keep 90d or --keep-runs 500",
-        ("--keep-nightly", "90d"): "no rule for runs to keep",
-        ("--keep", "soon"): "expected an age such as 90d",
-        ("--keep-runs", "0"): "0 is not in the range",
-    }.items():
-        assert message in home.farm("runs", "prune", *arguments, code=2).stderr
-
-
 def test_files_of_runs_that_the_store_does_not_have_go_only_when_asked(home: FarmHome, store: Store) -> None:
     with store:
         run_id, _ = record_days_ago(home, store, 200)

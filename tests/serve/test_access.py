@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 from joserfc import jwt
 from joserfc.jwk import RSAKey
+from networks import serving
 
 from farm.base.config.settings import Config
 from farm.base.config.shared import OpenIdConfig, ServeConfig
@@ -235,19 +237,15 @@ class OpenIdProviderStub:
         self.key = RSAKey.generate_key(2048, parameters={"kid": "1"})
         self.signing, self.claims, self.code = self.key, dict[str, Any](), "a-code"
         self.asked: dict[str, str] = {}
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.url = ""
 
     def id_token(self) -> str:
         now = int(time.time())
         claims = {"iss": self.url, "aud": "farm", "sub": "1", "exp": now + 60, "iat": now, "nonce": self.asked["nonce"]}
         return jwt.encode({"alg": "RS256", "kid": "1"}, {**claims, **self.claims}, self.signing)
 
-    def _handler(stub: OpenIdProviderStub) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - the handler has the self
+    def handler(stub: OpenIdProviderStub) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - the handler has the self
         class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: Any) -> None:
-                pass
-
             def reply(self, answer: Any, status: int = 200) -> None:
                 body = msgspec.json.encode(answer)
                 self.send_response(status)
@@ -264,9 +262,6 @@ class OpenIdProviderStub:
                     self.reply({"issuer": stub.url, **{name: f"{stub.url}/{path}" for name, path in names.items()}})
 
             def do_POST(self) -> None:
-                from base64 import urlsafe_b64encode
-                from hashlib import sha256
-
                 fields = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
                 verifier = sha256(fields["code_verifier"][0].encode()).digest()
                 right = urlsafe_b64encode(verifier).decode().rstrip("=") == stub.asked["code_challenge"]
@@ -282,12 +277,9 @@ class OpenIdProviderStub:
 @pytest.fixture
 def openid_provider_stub() -> Iterator[OpenIdProviderStub]:
     stub = OpenIdProviderStub()
-    thread = threading.Thread(target=stub.server.serve_forever)
-    thread.start()
-    yield stub
-    stub.server.shutdown()
-    thread.join()
-    stub.server.server_close()
+    with serving(stub.handler()) as port:
+        stub.url = f"http://127.0.0.1:{port}"
+        yield stub
 
 
 def config_of(config: Config, issuer: str, **more: Any) -> Config:

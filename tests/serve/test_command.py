@@ -11,7 +11,7 @@ import urllib.request
 from typing import TYPE_CHECKING
 
 from farm_home import FarmHome
-from programs import run_program
+from waiting import Started
 
 from farm.store.accounts import Role
 
@@ -48,15 +48,8 @@ def test_ctrl_c_does_not_wait_for_a_page_that_takes_long(home: FarmHome, filled:
         "runs.make = lambda *_: (print('begun', flush=True), time.sleep(300))\n"
         "sys.argv = ['farm', 'serve', '--port', '0', '--json']\nmain()\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=home.env,
-        cwd=home.cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with Started([sys.executable, "-c", code], env=home.env, cwd=home.cwd, **pipes) as process:
         assert process.stdout is not None
         port = int(json.loads(process.stdout.readline())["url"].rstrip("/").rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as asking:
@@ -67,9 +60,6 @@ def test_ctrl_c_does_not_wait_for_a_page_that_takes_long(home: FarmHome, filled:
             assert process.stdout.readline() == "begun\n"
             process.send_signal(signal.SIGINT)
             _, output = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
     assert process.returncode == 130
     assert "Traceback" not in output
     assert "GET /runs 503" in output
@@ -87,18 +77,6 @@ def test_an_address_that_cannot_be_is_one_line(home: FarmHome) -> None:
             done = home.farm("serve", *options, code=2)
             assert message in done.stderr
             assert (done.stdout, done.stderr.count("\n")) == ("", 1)
-
-
-def test_nothing_else_loads_the_server(home: FarmHome, filled: Filled) -> None:
-    commands = [["--help"], ["status"], ["diff", *filled.runs[-2:]], ["serve", "--help"]]
-    code = (
-        "import sys\nfrom farm.cli.main import main\n"
-        f"for words in {commands!r}:\n"
-        "    sys.argv = ['farm', *words]\n"
-        "    try:\n        main()\n    except SystemExit as ended:\n        assert not ended.code, ended.code\n"
-        "    assert not {'litestar', 'uvicorn', 'anyio', 'torch'} & set(sys.modules), words\n"
-    )
-    run_program([sys.executable, "-c", code], env=home.env, cwd=home.cwd)
 
 
 def test_two_runs_as_a_page_in_one_file(home: FarmHome, filled: Filled) -> None:
