@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -35,8 +35,6 @@ from farm.store.accounts import Account, Role
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from litestar.connection import ASGIConnection
     from litestar.handlers import HTTPRouteHandler
     from litestar.types import ASGIApp

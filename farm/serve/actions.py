@@ -12,11 +12,12 @@ import re
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from farm.base.config.settings import OWN_COMMAND
+from farm.base.config.settings import OWN_COMMAND, Config
 from farm.base.errors import UsageError
 from farm.dispatch.cluster.client.follow import cancel
 from farm.dispatch.pool.inventory import clock_time, give_back, reserve_device, resolve_device
@@ -25,12 +26,7 @@ from farm.numbers.regressions.remarks import assign
 from farm.serve import submission
 from farm.serve.page import Text
 from farm.store.accounts import Role
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.base.config.settings import Config
-    from farm.store.store import Store
+from farm.store.store import Store
 
 # Without a dot: `farm.toml` would be a file of the server.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

@@ -5,44 +5,39 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Litestar, MediaType, Request, Response, Router, exceptions, get, post
 from litestar.concurrency import sync_to_thread
 from litestar.config.compression import CompressionConfig
 from litestar.enums import RequestEncodingType
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.params import Body, FromPath, PathParameter, QueryParameter
 from litestar.response import File, Redirect
+from litestar.types import Message, Scope
 from prometheus_client import generate_latest
 
 from farm import __version__
+from farm.base.config.settings import Config
 from farm.base.errors import FarmError, LeaseLostError, NoDeviceError, StoreError, UnknownNameError, UsageError
 from farm.dispatch.request.records import report_context
 from farm.report.formats.run_json import render_json
 from farm.report.html.page_of_run import render_html
 from farm.report.html.templates import assets
-from farm.serve.access import HEADERS, Access, StoreHolder, local_path
+from farm.serve.access import HEADERS, Access, StoreHolder, User, local_path
 from farm.serve.actions import ACTIONS, Action, Context, Done, TooManyCommandsError
 from farm.serve.metrics import CONTENT_TYPE, StoreCollector
+from farm.serve.page import Page
 from farm.serve.pages.all import PAGES
 from farm.serve.render import API, PROBLEMS, Renderer, json_answer, link, wants_json
 from farm.store.accounts import Role
 from farm.store.artifacts import open_artifacts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from litestar.handlers import HTTPRouteHandler
-    from litestar.types import Message, Scope
-
-    from farm.base.config.settings import Config
-    from farm.serve.access import User
-    from farm.serve.page import Page
 
 API_VERSION = f"{API}v1"
 # Litestar gives `state`, `query` and other names a meaning of its own.

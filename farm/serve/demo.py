@@ -8,13 +8,15 @@ import math
 import random
 import struct
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, Table
 
+from farm.base.config.settings import Config
 from farm.builds.program.layers import LayerStep
 from farm.devices.device import AdbAddress, Device, HealthEvent
 from farm.devices.facts import DeviceStatus
@@ -48,11 +50,6 @@ from farm.store.records import (
 from farm.store.store import Store
 from farm.store.values import toolchain_columns
 from farm.suites.suite import Case, InputSpec, Job, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from farm.base.config.settings import Config
 
 DAY_MS = 86_400_000
 FACT = "demo data, made by a seed and not measured"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import requests
 from authlib.common.errors import AuthlibBaseError
@@ -13,13 +14,9 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
+from farm.base.config.shared import OpenIdConfig
 from farm.base.errors import UsageError
 from farm.store.accounts import Role
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from farm.base.config.shared import OpenIdConfig
 
 _TIMEOUT_S = 15.0
 _ALGORITHMS = ["RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "PS256", "EdDSA"]

@@ -10,19 +10,15 @@ import re
 import subprocess
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from farm.base.config.settings import Config
 from farm.base.errors import ArtifactLostError, ExitCode, InfraError, NoDeviceError, UsageError
 from farm.base.files import published, withdraw
 from farm.base.forms import is_run_id
 from farm.base.paths import is_path
 from farm.base.text import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from farm.base.config.settings import Config
 
 logger = logging.getLogger(__name__)
 

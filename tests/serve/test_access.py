@@ -11,7 +11,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import msgspec
@@ -28,11 +28,7 @@ from farm.serve.access import is_loopback, local_path
 from farm.serve.pages.all import PAGES
 from farm.store.accounts import Role
 
-from .conftest import proof_of, running, session_of
-
-if TYPE_CHECKING:
-    from conftest import Answer, Filled, Server, Start
-
+from .conftest import Answer, Filled, Server, Start, proof_of, running, session_of
 
 # Access control over real HTTP: the token, its cookie, host names, headers, and log lines.
 

@@ -12,12 +12,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
+from farm_home import FarmHome
 from waiting import until
 
+from farm.base.config.settings import Config
 from farm.base.config.shared import ArtifactsAddress
 from farm.base.errors import FarmError, InfraError, NoDeviceError, UsageError
 from farm.base.processes import Supervisor
@@ -30,14 +32,7 @@ from farm.store.objects.archive import write_archive
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Job, Target
 
-from .conftest import proof_of
-
-if TYPE_CHECKING:
-    from conftest import Answer, Filled, Server, Start
-    from farm_home import FarmHome
-
-    from farm.base.config.settings import Config
-
+from .conftest import Answer, Filled, Server, Start, proof_of
 
 # Actions of accounts: who may do what, over real HTTP, as JSON and as forms; and the record of each.
 

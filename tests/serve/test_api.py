@@ -10,14 +10,12 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from farm.store.accounts import Role
 
-if TYPE_CHECKING:
-    from conftest import Filled, Server
+from .conftest import Filled, Server
 
 # Checks beside the default that hold for any input.
 _CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance,status_code_conformance"

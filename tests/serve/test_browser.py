@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, unquote
 
 import chromium
@@ -18,6 +18,7 @@ from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.wait import WebDriverWait
 from shared_rows import shards, submit
 
+from farm.base.config.settings import Config
 from farm.devices.device import HealthEvent
 from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Stage, Verdict
@@ -25,13 +26,7 @@ from farm.serve.pages.all import PAGES as ALL_PAGES
 from farm.store.accounts import Role
 from farm.store.store import open_store
 
-from .conftest import running
-
-if TYPE_CHECKING:
-    from conftest import Filled, Server
-
-    from farm.base.config.settings import Config
-
+from .conftest import Filled, Server, running
 
 JOB = "quantized_ops%2Fsoftmax%5BSM8650-htp-8a8w%5D"
 PAGES = ("", "diff?a=latest~2&b=latest~1", "devices", "history?job=quantized_ops/conv2d", "runs/latest~1",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from farm_home import FarmHome
 
 from farm.base.config.settings import load_config
 from farm.base.errors import InfraError
@@ -16,13 +17,7 @@ from farm.serve import actions
 from farm.serve.client import Server
 from farm.store.accounts import Role
 
-from .conftest import filled_store, running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from conftest import Filled
-    from farm_home import FarmHome
+from .conftest import Filled, filled_store, running
 
 _AGE = re.compile(r"[\d.]+ (s|min|h)\b( \d+ (s|min)\b)? *")
 COMMANDS = (

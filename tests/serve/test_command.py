@@ -8,15 +8,13 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from typing import TYPE_CHECKING
 
 from farm_home import FarmHome
 from waiting import Started
 
 from farm.store.accounts import Role
 
-if TYPE_CHECKING:
-    from conftest import Filled
+from .conftest import Filled
 
 
 def test_it_says_where_answers_and_ends_by_sigterm_while_somebody_is_connected(home: FarmHome, filled: Filled) -> None:

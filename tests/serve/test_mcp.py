@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 from farm_home import FarmHome
@@ -18,10 +19,7 @@ from farm.serve.mcp_server import name_of, schema_of, serve_mcp
 from farm.serve.pages.all import PAGES
 from farm.store.accounts import Role
 
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from conftest import Filled, Server
+from .conftest import Filled, Server
 
 
 def talk(home: FarmHome, calls: dict[str, tuple[str, dict[str, Any]]], **env: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -23,10 +22,7 @@ from farm.base.config.settings import Config, load_config
 from farm.base.processes import Supervisor
 from farm.store.accounts import Role
 
-from .conftest import running
-
-if TYPE_CHECKING:
-    from conftest import Filled, Server
+from .conftest import Filled, Server, running
 
 pytestmark = pytest.mark.whole
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nginx" / "farm.conf"

@@ -8,15 +8,16 @@ import json
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import made
 import msgspec
 import pytest
+from farm_home import FarmHome
 from prometheus_client.parser import text_string_to_metric_families
 from recipe import recipe_code
 
+from farm.base.config.settings import Config
 from farm.policy.situation import Priority
 from farm.report.formats.run_json import parse_json
 from farm.serve import app
@@ -26,14 +27,7 @@ from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord
 from farm.store.store import open_store
 
-from .conftest import running
-
-if TYPE_CHECKING:
-    from conftest import Filled, Server, Start
-    from farm_home import FarmHome
-
-    from farm.base.config.settings import Config
-
+from .conftest import Filled, Server, Start, running
 
 # Pages over real HTTP: content, JSON, and answers to invalid requests.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,8 +19,6 @@ from farm.cli.output import asked_server, echo, notice, opened, print_json, read
 from farm.report.terminal.layout import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from farm.serve.client import Reader
 
 

@@ -11,10 +11,11 @@ import math
 import shlex
 import time
 import traceback
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.errors import FarmError, NoDeviceError
 from farm.base.interrupts import INTERRUPTED
 from farm.base.log_setup import only_warnings
@@ -22,19 +23,13 @@ from farm.base.text import one_line
 from farm.dispatch.nightly.nightly_run import write_page
 from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, write_whole
 from farm.dispatch.request.records import config_of_run
-from farm.replay.debug import DebugRequest, debug, describe, with_layers
+from farm.dispatch.request.request import RunRequest
+from farm.replay.debug import DebugOutcome, DebugRequest, debug, describe, with_layers
 from farm.report.model.status import Standing, standing
 from farm.results.attempt import Cause
+from farm.store.records import RunView
 from farm.store.store import open_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from farm.base.config.settings import Config
-    from farm.dispatch.request.request import RunRequest
-    from farm.replay.debug import DebugOutcome
-    from farm.store.records import RunView
-    from farm.suites.suite import Job
+from farm.suites.suite import Job
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from farm.builds.program.layers import LayerStep
+from farm.builds.program.layers import Gap, Layer, LayerStep
 from farm.cli import options as opt
 from farm.cli.output import as_called, echo, show, write_file
 from farm.report.formats.layers_csv import layer_rows, layers_csv
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from farm.builds.program.layers import Gap, Layer, LayerStep
     from farm.replay.debug import DebugOutcome
 
 _FIGURES = 21

@@ -17,7 +17,7 @@ from farm.cli.output import acted, as_called, echo, notice, opened, print_json, 
 from farm.devices.execution.raw import MOST_SECONDS
 from farm.report.model import format as fmt
 from farm.report.terminal.layout import SIMULATED, columns
-from farm.suites.suite import State
+from farm.suites.suite import Job, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from farm.replay.repro import ReproOutcome
     from farm.results.attempt import Attempt, Comparison, Measurement
     from farm.results.runner_report import Generated
-    from farm.suites.suite import Job
 
 
 # `farm exec --prompt`: a program that generates text, on one device.

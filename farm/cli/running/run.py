@@ -30,9 +30,9 @@ from farm.cli.output import (
     show,
     width,
 )
-from farm.cli.progress import make_front
+from farm.cli.progress import Front, make_front
 from farm.devices.execution.raw import MOST_SECONDS
-from farm.dispatch.request.request import Profile
+from farm.dispatch.request.request import Profile, RunOutcome, RunRequest
 from farm.report.model import format as fmt
 from farm.report.model.status import change_line
 from farm.report.terminal.layout import columns, wrapped
@@ -40,10 +40,8 @@ from farm.report.terminal.layout import columns, wrapped
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from farm.cli.progress import Front
     from farm.dispatch.cluster.client.submit_options import SubmitOptions
     from farm.dispatch.notify.pull_request import PullRequest
-    from farm.dispatch.request.request import RunOutcome, RunRequest
     from farm.dispatch.run.compiling import Compilation, CompiledJob
     from farm.serve.client import Server
 

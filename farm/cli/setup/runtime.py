@@ -14,7 +14,7 @@ from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from farm.base.config.settings import Config
 from farm.base.errors import ExitCode, IllegalTargetError, UsageError
 from farm.base.socs import find_soc
-from farm.builds.runtime.native import ANDROID, HOST, OE_LINUX, find_target
+from farm.builds.runtime.native import ANDROID, HOST, OE_LINUX, Mode, find_target
 from farm.cli.options import FILE, FOLDER, SuggestingGroup, configured, is_json, json_option, soc_option, timeout_option
 from farm.cli.output import echo, notice, print_json, show
 from farm.report.model.format import size
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from farm.builds.runtime.inventory import FileState
-    from farm.builds.runtime.native import Mode
     from farm.builds.runtime.signing import Signing
 
 

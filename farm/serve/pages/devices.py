@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -16,9 +16,7 @@ from farm.serve.page import Facts, Text, has_words
 from farm.serve.pages.progress import device_rows
 from farm.store.leases.registry import Registered
 from farm.store.queries.browse import DeviceAttempt
-
-if TYPE_CHECKING:
-    from farm.store.store import Store
+from farm.store.store import Store
 
 _EVENTS, _ATTEMPTS = 200, 1000
 ENDED = "ended"

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from farm.report.model import format as fmt
 from farm.report.model.grid import STATES, GridNightlyRun, GridRow, may_be_flaky, nightly_runs_of, rows_of
 from farm.report.model.status import Standing
+from farm.results.analysis.history import Record
 from farm.serve.page import Facts, Text
 from farm.store.queries.grid import GridJob, JobFilter, NightlyRun, Targets
+from farm.store.store import Store
 from farm.store.values import branch_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.results.analysis.history import Record
-    from farm.store.store import Store
 
 # Jobs whose reliability is looked up; of more, those without it are shown as they are.
 _MOST_MIXED = 300

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -13,9 +13,7 @@ from farm.serve.page import Facts, Text
 from farm.serve.pages.progress import device_rows
 from farm.store.cluster.records import Agent
 from farm.store.queries.browse import ListedRun, RunFilter
-
-if TYPE_CHECKING:
-    from farm.store.store import Store
+from farm.store.store import Store
 
 HERE = "this machine"
 """Name of the host of devices that no agent has and that belong to no other host."""

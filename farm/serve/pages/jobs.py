@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -13,9 +13,7 @@ from farm.report.model.summary import WORDS, summarize, ways_again
 from farm.serve.page import Facts, Text
 from farm.store.queries.browse import JobRun
 from farm.store.records import AlertRecord, HistoryPoint, JobFile, RunView
-
-if TYPE_CHECKING:
-    from farm.store.store import Store
+from farm.store.store import Store
 
 _METRICS = ("latency", "htp_cycles", "sqnr_fp32[0]")
 _RUNS = 60

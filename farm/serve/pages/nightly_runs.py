@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -13,10 +13,8 @@ from farm.serve.page import Facts, Text
 from farm.serve.pages.status import StatusFacts, status_facts
 from farm.store.queries.grid import JobFilter
 from farm.store.records import RunCommit
+from farm.store.store import Store
 from farm.store.values import branch_text
-
-if TYPE_CHECKING:
-    from farm.store.store import Store
 
 
 class NightlyRunsQuery(msgspec.Struct, frozen=True):

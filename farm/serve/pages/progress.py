@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from farm.dispatch.pool.inventory import DeviceRow, remembered
+from farm.policy.situation import Lease
 from farm.report.model import format as fmt
 from farm.report.model.status import progress_text
 from farm.serve.page import Facts
 from farm.store.queries.browse import Progress
-
-if TYPE_CHECKING:
-    from farm.policy.situation import Lease
-    from farm.store.store import Store
+from farm.store.store import Store
 
 
 class ProgressQuery(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -13,9 +13,7 @@ from farm.report.model import format as fmt
 from farm.serve.page import Facts
 from farm.serve.pages.progress import device_rows
 from farm.store.cluster.records import ShardSum
-
-if TYPE_CHECKING:
-    from farm.store.store import Store
+from farm.store.store import Store
 
 
 class QueueQuery(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -12,10 +12,8 @@ from farm.report.model.summary import Outcome
 from farm.serve.page import Facts, PageNumber, Text, has_words, one_of
 from farm.store.queries.browse import STATES, Known, ListedRun, RunFile, RunFilter, RunJob
 from farm.store.records import AlertRecord, Purpose
+from farm.store.store import Store
 from farm.store.values import branch_text
-
-if TYPE_CHECKING:
-    from farm.store.store import Store
 
 _PURPOSES = tuple(map(str, Purpose))
 _MOST_FILES = 2000

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from farm.report.model.status import TITLES, Status, by_range, counts, read_status, unsure_lines
 from farm.serve.page import Facts, Text
 from farm.store.queries.browse import Progress
+from farm.store.store import Store
 from farm.store.values import branch_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.store.store import Store
 
 
 class StatusQuery(msgspec.Struct, frozen=True):

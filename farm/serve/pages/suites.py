@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -11,10 +11,8 @@ from farm.base.errors import UnknownNameError
 from farm.report.model import format as fmt
 from farm.serve.page import Facts, Text
 from farm.store.queries.grid import GridJob, JobFilter
+from farm.store.store import Store
 from farm.store.values import branch_text
-
-if TYPE_CHECKING:
-    from farm.store.store import Store
 
 # Nightly runs in which a job's newest result is looked for.
 _NIGHTS = 14

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -11,9 +11,7 @@ from farm.report.model.status import short
 from farm.serve.page import Facts, Text
 from farm.store.queries.browse import ListedRun, RunFilter, UsedToolchain
 from farm.store.records import RunToolchain
-
-if TYPE_CHECKING:
-    from farm.store.store import Store
+from farm.store.store import Store
 
 _MOST_RUNS = 100
 
