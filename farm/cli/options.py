@@ -167,10 +167,8 @@ def is_given(context: click.Context, parameter: click.Parameter) -> bool:
 
 def require_for_server(taken: Collection[str]) -> None:
     """Raise UsageError for a given option that the server of $FARM_SERVER would ignore."""
-    context = click.get_current_context()
-    for option in context.command.params:
-        if option.name not in taken and is_given(context, option):
-            raise UsageError(f"{option.opts[-1]} is not for the server of $FARM_SERVER: leave it out")
+    others = [one.name for one in click.get_current_context().command.params if one.name and one.name not in taken]
+    refuse_given("{} is not for the server of $FARM_SERVER: leave it out", *others)
 
 
 def limit_option(text: str, default: int = 20) -> Decorator:

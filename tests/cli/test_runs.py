@@ -236,7 +236,6 @@ def test_a_run_is_removed_with_all_that_is_of_it_alone(home: FarmHome, store: St
 
 
 def test_a_run_that_goes_on_or_that_an_alert_names_is_not_removed(home: FarmHome, store: Store) -> None:
-
     with store:
         good = record(store, 30, GREEN)
         bad = record(store, 2, GREEN, size=2000.0)

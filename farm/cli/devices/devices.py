@@ -23,7 +23,6 @@ from farm.cli.output import (
     reading,
     require_consent,
     show,
-    width,
 )
 from farm.cli.output import width as terminal_width
 from farm.devices.discovery import ABSENT, OUT
@@ -255,18 +254,12 @@ def compact_lines(found: Sequence[DeviceRow], width: int) -> list[str]:
 
 def waiting_lines(waiting: Sequence[Waiting], wanted: Iterable[str], width: int) -> list[str]:
     """Return the waiting processes: wanted device, start, reason and purpose, within `width` columns."""
-    if not waiting:
-        return []
     cells = [
-        (one_line(one.user), one_line(what), f"since {_clock(one.since_ms)}", one_line(one.why))
+        [*map(one_line, (one.user, what, f"since {_clock(one.since_ms)}", one.why, one.purpose))]
         for one, what in zip(waiting, wanted, strict=True)
     ]
-    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  " + "  ".join((*(f"{cell:{size}}" for cell, size in zip(row, wide, strict=True)), one_line(one.purpose)))
-        for row, one in zip(cells, waiting, strict=True)
-    ]
-    return [f"WAITING: {len(waiting)}", *(line[:width].rstrip() for line in lines)]
+    lines = [f"WAITING: {len(waiting)}"] if waiting else []
+    return lines + [line[:width].rstrip() for line in columns(cells, indent="  ")]
 
 
 def _clock(time_ms: int, form: str = "%H:%M") -> str:
@@ -438,10 +431,11 @@ def _check_lines(checked: CheckedDevice) -> Iterator[str]:
 
 def _folded(line: str) -> list[str]:
     """Return a line of the check in lines of the terminal's width, the text in its column."""
-    if len(line) <= width():
+    width = terminal_width()
+    if len(line) <= width:
         return [line]
     head, text = line[:_TEXT_COLUMN], line[_TEXT_COLUMN:]
-    first, *others = wrapped(text, max(20, width() - _TEXT_COLUMN), "", whole_words=False)
+    first, *others = wrapped(text, max(20, width - _TEXT_COLUMN), "", whole_words=False)
     return [head + first, *(" " * _TEXT_COLUMN + one for one in others)]
 
 

@@ -44,7 +44,6 @@ def show_command(job: str, ref: str | None, folder: Path | None) -> None:
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one
     job matches. Nothing is cut.
     """
-
     from farm.report.model.summary import summarize
     from farm.report.terminal.run import job_lines
     from farm.serve.pages.jobs import JobQuery, job_page

@@ -88,7 +88,6 @@ def list_command(user: str, purpose: str | None, branch: str | None, limit: int)
 
 
 def _cells(run: ListedRun) -> list[str]:
-
     done = run.progress
     red = done.counts.get("failed", 0)
     jobs = f"{done.planned}, {red} failed" if red else f"{done.planned}"
@@ -328,7 +327,6 @@ def serve_command(*, host: str, port: int, demo: bool) -> None:
     read-only. farm lab accounts makes accounts with roles; then every request
     needs one, and pages have actions.
     """
-
     import json
 
     from farm.serve.server import listen, serve, url_of

@@ -48,7 +48,6 @@ def debug_failures(
     `request` is the cell's, `end_s` the end of the time on the clock of `time.monotonic`; pages and pictures go into
     `folder`. Raises KeyboardInterrupt, StoreError, InfraError for a page that cannot be written.
     """
-
     with open_store(config.store_url, readonly=True) as store:
         view = store.runs.view(cell.run_id)
         new = {one.job_id for one in store.status.of_run(cell.run_id).jobs if standing(one) is Standing.NEW_FAILURE}

@@ -90,12 +90,12 @@ def command(
         metrics=tuple(parse_metric(metric) for metric in dict.fromkeys(metrics)),
         command=as_called(),
     )
-    files = {kind: file for kind, file in (("csv", csv_file), ("svg", svg_file)) if file is not None}
     outcome = debug(use_toolchain(config, toolchain), request)
     show(_data(outcome, sample), _text(outcome, sample, operators=operators))
-    for kind, file in files.items():
-        write_file(file, _file(outcome, kind))
-        echo(f"{kind}: {file}", err=True)
+    for kind, file in (("csv", csv_file), ("svg", svg_file)):
+        if file is not None:
+            write_file(file, _file(outcome, kind))
+            echo(f"{kind}: {file}", err=True)
     return outcome.exit_code
 
 
@@ -108,7 +108,6 @@ def _file(outcome: DebugOutcome, kind: str) -> str:
 
 
 def _text(outcome: DebugOutcome, sample: int, *, operators: bool = False) -> list[str]:
-
     parts = ", ".join(f"{part} {serial}" for part, serial in outcome.devices.items())
     lines = [f"{outcome.job_id}, sample {sample}", *([parts] if parts else [])]
     if outcome.layers:
@@ -149,7 +148,6 @@ def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
 
 def _operators(layers: Sequence[Layer], known: Sequence[LayerStep]) -> list[str]:
     """Return a row for each layer: operators ahead of time and at run time, their gap, module and source line."""
-
     steps = [step for step in (LayerStep.DEVICE, LayerStep.COMPILER) if step in known]
     rows = [("#", "ahead of time", "at run time", f"{steps[0]} dB" if steps else "dB", "module", "line")]
     for number, layer in enumerate((one for one in layers if one.tensor.handle is not None), start=1):
@@ -213,7 +211,6 @@ def _verdict(outcome: DebugOutcome) -> list[str]:
 
 
 def _data(outcome: DebugOutcome, sample: int) -> dict[str, object]:
-
     attempt = outcome.attempt
     return {
         "job": outcome.job_id,

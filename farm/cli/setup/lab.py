@@ -77,7 +77,6 @@ def accounts_command(*, add: str | None, role: str, remove: str | None, yes: boo
 @json_option()
 def audit_command(*, user: str, limit: int) -> None:
     """Show the actions of accounts on farm serve, also the refused ones, newest first."""
-
     with opened(readonly=True) as (_, store):
         found = store.accounts.audit(limit, user)
     rows = [
@@ -314,7 +313,6 @@ def drain(name: str) -> None:
 
 def agent_lines(agents: Sequence[Agent], leases: dict[str, Lease], columns: int) -> Iterator[str]:
     """Yield the lines about agents and their devices, of at most `columns` characters. Pure."""
-
     if not agents:
         yield "no agent: 'farm lab agent' on a host with devices starts one"
     for agent in agents:
@@ -375,7 +373,6 @@ def queue_command(*, mine: bool) -> None:
 
 def queue_lines(runs: Sequence[QueuedRun], now_ms: int, at_most: int) -> Iterator[str]:
     """Yield the lines about submitted runs, none longer than `at_most`."""
-
     if not runs:
         return
     head, *rows = columns([_HEAD, *(_cells(run, now_ms) for run in runs)])

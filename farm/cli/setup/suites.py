@@ -82,7 +82,6 @@ def _known_issues(case: Case, backends: set[str]) -> str:
 @json_option("Print JSON instead of a table.")
 def socs_command() -> None:
     """List the SoCs that farm knows, with their hardware and backends."""
-
     socs = list(load_socs().values())
     rows = [["SoC", "id", "HTP", "VTCM", "LPAI", "backends", "product"]]
     for soc in socs:
