@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
+from msgspec.json import Decoder
 
 from farm.base.errors import InfraError, UsageError
 from farm.base.text import one_line
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.dispatch.pool.inventory import DeviceRow
     from farm.policy.situation import Waiting
+    from farm.serve.actions import Done
+    from farm.store.accounts import Account
     from farm.store.artifacts import ArtifactStore
+    from farm.store.records import RunView
     from farm.store.store import Store
 
-
-# Reads of the everyday commands from the store of this machine; `client.py` has those from the API of a server.
-
+    # Reader of an everyday command, which does not know where the facts come from.
+    Reader: TypeAlias = "StoreReader | Server"
 
 Query = TypeVar("Query", bound=msgspec.Struct)
 Found = TypeVar("Found", bound=Facts)
@@ -58,19 +61,6 @@ class StoreReader:
 
 # Client of a server's API: facts of pages and actions, for a laptop without the store.
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.dispatch.pool.inventory import DeviceRow
-    from farm.policy.situation import Waiting
-    from farm.serve.actions import Done
-    from farm.store.accounts import Account
-    from farm.store.records import RunView
-    from farm.store.store import Store
-
-    # Reader of an everyday command, which does not know where the facts come from.
-    Reader: TypeAlias = "StoreReader | Server"
 
 _VARIABLE, _TOKEN = "FARM_SERVER", "FARM_TOKEN"
 _TIMEOUT_S = 60.0
@@ -117,19 +107,19 @@ class Server:
             for field in msgspec.structs.fields(page.query)
             if (value := getattr(query, field.name)) != field.default and field.name not in in_path
         }
-        return cast("Found", self._decoded(self._ask("GET", self._api(path), params=asked), page.facts))
+        return cast("Found", self._parsed(Decoder(page.facts).decode, "GET", self._api(path), params=asked))
 
     def act(self, action: str, **asked: Any) -> Done:
         """Perform an action. Raises UsageError and InfraError with the answer of the server."""
         from farm.serve.actions import Done
 
-        return self._decoded(self._ask("POST", self._api(f"/actions/{action}"), json=asked), Done)
+        return self._parsed(Decoder(Done).decode, "POST", self._api(f"/actions/{action}"), json=asked)
 
     def account(self) -> Account:
         """Return the account of the token; its name is empty on a server without accounts. Raises as `read`."""
         from farm.store.accounts import Account
 
-        return self._decoded(self._ask("GET", self._api("/me")), Account)
+        return self._parsed(Decoder(Account).decode, "GET", self._api("/me"))
 
     def report(self, run_id: str) -> bytes:
         """Return the report of a run, in one page. Raises as `read`."""
@@ -139,25 +129,19 @@ class Server:
         """Return a run. Raises as `read`."""
         from farm.report.formats.run_json import parse_json
 
-        content = self._ask("GET", self.address_of(run_id))
-        try:
-            return parse_json(content)
-        except msgspec.DecodeError:
-            raise self._no_answer() from None
+        return self._parsed(parse_json, "GET", self.address_of(run_id))
 
     def address_of(self, run_id: str) -> str:
         """Return the address of the report of a run."""
         return f"{self._url}/runs/{quote(run_id, safe='')}/report"
 
-    def _decoded(self, content: bytes, kind: type[Answer]) -> Answer:
+    def _parsed(self, parse: Callable[[bytes], Answer], method: str, address: str, **more: Any) -> Answer:
+        content = self._ask(method, address, **more)
         try:
-            return msgspec.json.decode(content, type=kind)
+            return parse(content)
         except msgspec.DecodeError:
-            raise self._no_answer() from None
-
-    def _no_answer(self) -> InfraError:
-        problem = "no answer of this version of farm: look for a proxy between, and compare both versions"
-        return InfraError(f"{self._url}: {problem}")
+            problem = "no answer of this version of farm: look for a proxy between, and compare both versions"
+            raise InfraError(f"{self._url}: {problem}") from None
 
     def _api(self, path: str) -> str:
         return f"{self._url}/api/v1{path.rstrip('/')}"
