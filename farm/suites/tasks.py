@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 import msgspec
 import yaml
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from farm.base.errors import ConfigError
 from farm.base.paths import require_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import jinja2
 
 
 # Multiple choice task in the YAML of lm-eval (EleutherAI's lm-evaluation-harness 0.4), read by farm. Torch-free.
@@ -283,6 +283,9 @@ class _Asker:
     """Makes questions of documents, with the templates of one task."""
 
     def __init__(self, task: TaskFile, columns: frozenset[str]) -> None:
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
         self._task, self._columns = task, columns
         # As lm-eval's own, but that a template can neither reach Python's insides nor change a document.
         self._templates = ImmutableSandboxedEnvironment(
@@ -337,11 +340,13 @@ class _Asker:
         return self._task.doc_to_target in self._columns
 
     def _rendered(self, key: str, template: str, number: int, document: Mapping[str, Any]) -> str:
+        from jinja2 import TemplateError
+
         try:
             if template not in self._compiled:
                 self._compiled[template] = self._templates.from_string(template)
             return self._compiled[template].render(**document)
-        except jinja2.TemplateError as error:
+        except TemplateError as error:
             raise ConfigError(self._task.path, key, f"question {number}: {error}") from None
         except Exception as error:  # noqa: BLE001 - whatever a template of the user's does with the user's data
             raise ConfigError(self._task.path, key, f"question {number}: {type(error).__name__}: {error}") from None
