@@ -454,9 +454,13 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
         return KeyNumbers(fallback_ops=fallback)
     measured = {one.metric: one for one in attempt.measurements}
 
-    def value(metric: str, unit: float = 1) -> float | None:
+    def value(metric: str) -> float | None:
         spread = spread_of(measured[metric]) if metric in measured else None
-        return None if spread is None else spread.value / unit
+        return None if spread is None else spread.value
+
+    def in_ms(metric: str) -> float | None:
+        found = value(metric)
+        return None if found is None else found / 1e6
 
     def worst(reference: str, field: str, pick: Callable[..., float | None]) -> float | None:
         values = (getattr(one, field) for one in attempt.comparisons if reference in {"", one.reference})
@@ -469,8 +473,8 @@ def key_numbers(job: JobView, attempt: Attempt | None) -> KeyNumbers:
         cosine=worst("fp32", "cosine", min),
         max_abs=worst("fp32", "max_abs", max),
         mismatch=worst("", "mismatch", max),
-        latency_ms=value("latency", 1e6),
-        load_ms=next((found for metric in LOAD_TIMES if (found := value(metric, 1e6)) is not None), None),
+        latency_ms=in_ms("latency"),
+        load_ms=next((found for metric in LOAD_TIMES if (found := in_ms(metric)) is not None), None),
         htp_cycles=value("htp_cycles"),
         pte_bytes=value("pte_size"),
         partitions=value("partitions"),
