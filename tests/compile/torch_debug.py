@@ -22,9 +22,8 @@ from executorch.devtools import Inspector, parse_etrecord
 from farm.base.config.settings import load_config
 from farm.builds.bundles.bundle import load_bundle
 from farm.builds.compile.debug.compare import _gap, compare_layers, missing_layers
-from farm.builds.compile.debug.compiler import DebugProgram, compile_debug, compute_layers
+from farm.builds.compile.debug.compiler import DebugProgram, MetricClass, bind_all, compile_debug, compute_layers
 from farm.builds.compile.debug.debugger import Debugger
-from farm.builds.compile.debug.metrics import MetricClass, bind_all
 from farm.builds.compile.debug.protocol import CompareRequest, CompileRequest, DebugReply, Written, parse_metric
 from farm.builds.program.layers import Gap, Layer, LayerTensor
 from farm.builds.runtime.runtime import simulator_runtime

@@ -22,8 +22,7 @@ from executorch.devtools import Inspector
 from executorch.exir.sym_util import eval_shape
 from torch.export import ExportedProgram
 
-from farm.builds.compile.debug.compiler import REFERENCE_GRAPH, DebugProgram, LayerNode
-from farm.builds.compile.debug.metrics import BoundMetric, scores_of, sqnr_db
+from farm.builds.compile.debug.compiler import REFERENCE_GRAPH, BoundMetric, DebugProgram, LayerNode, scores_of, sqnr_db
 from farm.builds.compile.debug.protocol import Written
 from farm.builds.program.layers import Gap, Layer, LayerStep
 
