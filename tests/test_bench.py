@@ -33,7 +33,7 @@ def test_every_program_is_documented() -> None:
 
 
 @pytest.mark.whole
-# tests/compile/test_shortcuts.py runs equal_programs.py.
+# tests/compile/test_same_programs.py runs equal_programs.py.
 @pytest.mark.parametrize("program", sorted(DOCUMENTED.keys() - {"equal_programs.py"}))
 def test_it_runs(program: str, farm_cache: Path, tmp_path: Path) -> None:
     if program == "report.py" and not shutil.which("chromedriver"):

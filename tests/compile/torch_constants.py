@@ -12,8 +12,7 @@ from made_modules import module_of
 
 from farm.builds.bundles.bundle import Constant, TensorSpec, load_bundle
 from farm.builds.compile.flows.compiler import compile_job
-from farm.builds.compile.flows.constants import constant_outputs, mark_constants, mark_ready_constants
-from farm.builds.compile.flows.reference import functional
+from farm.builds.compile.flows.reference import constant_outputs, functional, mark_constants, mark_ready_constants
 from farm.suites.suite import InputSpec
 
 LITERAL = "full flag zeros_like buffer moved painted masked empty cut overwritten"

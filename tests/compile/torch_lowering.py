@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -32,10 +33,10 @@ from farm.base.errors import ConfigError, DelegationError, MissingToolError
 from farm.builds.bundles.key import HOST_CPU
 from farm.builds.compile.flows.edge_nodes import EdgeOrigins, misread_codes, read_delegation
 from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
-from farm.builds.compile.flows.qualcomm import FLOW, compiler_specs, packages_of, split_passes
+from farm.builds.compile.flows.qualcomm import FLOW, compiler_specs, packages_of, refuse_control_flow, split_passes
 from farm.builds.compile.flows.shortcuts.every import less_work
 from farm.builds.compile.protocol import reason_of
-from farm.suites.suite import Case, Features, OpPackage, Target
+from farm.suites.suite import Case, Features, InputSpec, OpPackage, Target
 
 INPUTS = (torch.ones(1, 8),)
 
@@ -304,3 +305,65 @@ def test_a_program_for_another_dsp_is_for_virtual_devices_alone(suite: Path) -> 
 def test_a_library_for_something_else_is_refused(suite: Path, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=rf"suite\.toml: case\.mul3\.features\.op_packages: {says}"):
         package_infos(suite, "SM8650", **changes)
+
+
+# Control flow in a module: refused with the function and its line, before anything is quantized or lowered.
+
+
+class Branch(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda y: y * 2.0, lambda y: y - 1.0, (x,))
+
+
+class Inside(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Branch()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(x))
+
+
+class Loop(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = torch.zeros((), dtype=torch.int64)
+        return torch.while_loop(lambda n, _: n < 3, lambda n, y: (n + 1, y * 2.0), (count, x))[1]
+
+
+class Plain(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.where(x.sum() > 0, x * 2.0, x - 1.0)
+
+
+def refuse(module: torch.nn.Module) -> None:
+    exported = torch.export.export(module, (torch.ones(1, 8),), strict=True)
+    refuse_control_flow(
+        exported, Case("s", "c", ".ops:M", (InputSpec((1, 8)),), folder=str(Path(__file__).parent)), "htp"
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "place", "remedy"),
+    [
+        (Branch(), "torch.cond", "", "compute both branches and choose one with torch.where"),
+        (Inside(), "torch.cond", "module body, ", "compute both branches and choose one with torch.where"),
+        (Loop(), "torch.while_loop", "", "write the iterations out"),
+    ],
+)
+def test_control_flow_is_refused_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, module: torch.nn.Module, function: str, place: str, remedy: str
+) -> None:
+    # A builder has no folder of a suite in its search path: sources are relative to the folder above the suite.
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(Path(__file__).parent)])
+    lines = enumerate(Path(__file__).read_text().splitlines(), 1)
+    line = next(number for number, line in lines if f"return {function}(" in line)
+    with pytest.raises(ConfigError) as raised:
+        refuse(module)
+    where = f"{place}compile/{Path(__file__).name}:{line}"
+    assert f"{function} ({where}) is control flow, which htp does not take: " in str(raised.value)
+    assert str(raised.value).endswith(f"{remedy}, or run the case on xnnpack")
+
+
+def test_a_choice_by_torch_where_is_not_refused() -> None:
+    refuse(Plain())

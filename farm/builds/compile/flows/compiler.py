@@ -28,7 +28,6 @@ from farm.builds.bundles.bundle import (
 )
 from farm.builds.bundles.key import relevant_versions
 from farm.builds.bundles.ready import check_inputs, file_facts, read_ready
-from farm.builds.compile.flows.constants import mark_constants, mark_ready_constants
 from farm.builds.compile.flows.edge_nodes import EdgeOrigins, built_operators, read_delegation
 from farm.builds.compile.flows.factory import make_example, make_inputs, make_method, make_module, read_expected
 from farm.builds.compile.flows.flow import Flow, Lowering, Stopwatch
@@ -39,6 +38,8 @@ from farm.builds.compile.flows.reference import (
     Writes,
     compare_writes,
     functional,
+    mark_constants,
+    mark_ready_constants,
     refused_write,
     run_reference,
     run_samples,
