@@ -6,12 +6,8 @@ import contextlib
 import itertools
 import json
 import os
-import pty
 import re
-import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +20,7 @@ from networks import Relay
 from shared_rows import execute
 from stub_host import PASSED, StubHost, device_of, virtual_device, write_config
 from stub_run import Quiet
+from terminals import terminal_of
 from waiting import until
 
 from farm.base.config.settings import Config, load_config
@@ -191,58 +188,25 @@ def test_without_a_terminal_a_signal_cancels(shared: Shared) -> None:
         assert store.runs.view(run_of(output)).exit_code == 130
 
 
-class Terminal:
-    """`farm` at a terminal of 80 columns."""
-
-    def __init__(self, shared: Shared, *arguments: str) -> None:
-        self._main, child = pty.openpty()
-        env = {**shared.home.env, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-        argv = [sys.executable, "-m", "farm.cli.main", *arguments]
-        self.process = subprocess.Popen(
-            argv, stdin=child, stdout=child, stderr=child, env=env, cwd=shared.home.cwd, start_new_session=True
-        )
-        os.close(child)
-        self.text = ""
-
-    def wait_for(self, words: str | None = None) -> None:
-        """Read until `words` are on the terminal; without any, until the process has ended."""
-        end_s = time.monotonic() + 60
-        while words is None or words not in self.text:
-            assert time.monotonic() < end_s, self.text
-            if select.select([self._main], [], [], 0.2)[0]:
-                try:
-                    self.text += os.read(self._main, 65536).decode(errors="replace")
-                except OSError:
-                    assert words is None, self.text
-                    return
-
-    def type(self, text: str) -> None:
-        os.write(self._main, text.encode())
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._main)
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("answer", "code", "ran"), [("leave", 130, 4), ("twice", 130, 4), ("cancel", 130, 1), ("follow", 0, 4)]
 )
 def test_ctrl_c_asks_whether_to_leave_or_to_cancel(shared: Shared, answer: str, code: int, ran: int) -> None:
-    with shared.host(jobs=1) as host, contextlib.closing(Terminal(shared, *RUN)) as terminal:
+    env = {**shared.home.env, "TERM": "xterm"}
+    with shared.host(jobs=1) as host, terminal_of(*RUN, env=env, cwd=shared.home.cwd) as terminal:
         until(lambda: host.ran)
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.wait_for("[l]eave it running")
+        os.kill(terminal.pid, signal.SIGINT)
+        terminal.read_until(r"\[l\]eave it running")
         if answer == "twice":
-            terminal.process.send_signal(signal.SIGINT)
+            os.kill(terminal.pid, signal.SIGINT)
         else:
-            terminal.type(f"{answer[0]}\n")
+            terminal.write(f"{answer[0]}\n".encode())
         if answer == "follow":
             host.let()
-        terminal.wait_for()
-        assert terminal.process.wait(10) == code, terminal.text
-        assert (f"run {run_of(terminal.text)} continues" in terminal.text) == (answer in ("leave", "twice"))
+        assert terminal.close() == code, terminal.shown
+        text = terminal.shown.decode()
+        assert (f"run {run_of(text)} continues" in text) == (answer in ("leave", "twice"))
         if ran > 1:
             host.let()
             until(lambda: len(host.ran) == ran)
