@@ -137,19 +137,23 @@ class FarmHome:
 
 
 def processes_of(home: FarmHome) -> dict[int, str]:
-    """Return the command lines of the processes, by id, that were started for this home and still live.
-
-    Workers, and the process that forks them, go by the name that they give themselves: they are copies of the command.
-    """
+    """Return the command lines of the processes, by id, that were started for this home and still live."""
     # Virtual devices of a run are below the cache, which other homes may share.
     virtual = home.cache / "virtual"
     folders = [virtual] if home.owns_cache else [virtual / run.name for run in (home.state / "runs").glob("*")]
-    marks = [str(home.state).encode(), *(f"{folder}/".encode() for folder in folders)]
+    return processes_marked(str(home.state), *(f"{folder}/" for folder in folders))
+
+
+def processes_marked(*marks: str) -> dict[int, str]:
+    """Return the command lines of the living processes, by id, with one of `marks` in command or environment.
+
+    Workers, and the process that forks them, go by the name that they give themselves: they are copies of the command.
+    """
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command, environment = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
-            if any(mark in command or mark in environment for mark in marks):
+            if any(mark.encode() in command or mark.encode() in environment for mark in marks):
                 name = (folder / "comm").read_text().strip()
                 own = name if name in (SERVER_NAME, PROCESS_NAME, BUILDER_NAME, TEMPLATE_NAME) else ""
                 found[int(folder.name)] = own or command.replace(b"\0", b" ").decode(errors="replace")

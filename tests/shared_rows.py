@@ -12,7 +12,7 @@ import msgspec
 from made import write_bundle
 from sqlalchemy import Row, select, text
 
-from farm.base.config.settings import Config, load_config
+from farm.base.config.settings import Config
 from farm.base.forms import is_bundle_key
 from farm.builds.bundles.bundle import Bundle
 from farm.builds.bundles.cache import BundleCache
@@ -200,9 +200,8 @@ def made_config(root: Path, machine: str, artifacts: str = "", store: str = NO_S
     """Return the configuration of a machine of a shared farm, with a cache and a state of its own below `root`."""
     folder = root / machine
     folder.mkdir(exist_ok=True)
-    file = folder / "farm.toml"
-    file.write_text(f'store = "{store}"\nartifacts = "{artifacts or f"file://{root}/place"}"\n')
-    return msgspec.structs.replace(load_config(file), cache_dir=folder / "cache", state_dir=folder / "state")
+    found = made.config(folder, f'store = "{store}"\nartifacts = "{artifacts or f"file://{root}/place"}"\n')
+    return msgspec.structs.replace(found, cache_dir=folder / "cache", state_dir=folder / "state")
 
 
 def made_device(serial: str = "phone-1", soc: str = "SM8650") -> Device:

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 from chaos_farm import HERE, VERSIONS
 from chaos_store import Cluster, PostgresStore
+from farm_home import processes_marked
 from ssh_server import SshServer
 from stub_farm import SOC, fill_bundle, words_of
 
@@ -276,25 +277,14 @@ def _mount(folder: Path) -> bool:
 
 def processes_of(folder: Path) -> list[Process]:
     """Return the living processes that have to do with `folder`, and the reapers that watch for them, by id."""
-    found, reapers, mark = [], [], str(folder).encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            raw = (entry / "cmdline").read_bytes()
-            command = raw.replace(b"\0", b" ").decode(errors="replace").strip()
-            if "reaper.py" in command:
-                reapers.append(Process(int(entry.name), "reaper", command))
-            elif raw and (mark in raw or mark in (entry / "environ").read_bytes()):
-                # A worker is a copy of the controller, under a name that it gives itself.
-                name = (entry / "comm").read_text().strip()
-                command = (
-                    f"{name} {command}" if name in (SERVER_NAME, PROCESS_NAME, BUILDER_NAME, TEMPLATE_NAME) else command
-                )
-                role = next((role for role, word in _ROLES.items() if word in command), "other")
-                found.append(Process(int(entry.name), role, command))
-        except OSError:
-            continue
-    ours = {str(one.pid) for one in found}
-    found += [one for one in reapers if one.command.split()[-2] in ours]
+    reapers = {pid: words for pid, words in processes_marked("reaper.py").items() if "reaper.py" in words}
+    ours = {pid: words for pid, words in processes_marked(str(folder)).items() if pid not in reapers}
+    found = [
+        Process(pid, next((role for role, word in _ROLES.items() if word in words), "other"), words)
+        for pid, words in ours.items()
+    ]
+    names = {str(pid) for pid in ours}
+    found += [Process(pid, "reaper", words) for pid, words in reapers.items() if words.split()[-2] in names]
     return sorted(one for one in found if one.pid != os.getpid())
 
 

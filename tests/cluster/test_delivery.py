@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from chaos_store import Cluster
 from log_lines import LogLines
+from made import config
 from receivers import LOOPBACK, Hook, web_server
 from shared_rows import defer_finish, execute
 from stores import create_store
 from waiting import until
 
-from farm.base.config.settings import load_config
 from farm.base.errors import StoreError
 from farm.devices.device import HealthEvent
 from farm.dispatch.cluster import delivery
@@ -179,11 +179,8 @@ class Farm:
         self.to = f"webhook 1 (http://{LOOPBACK}:{hook.port})"
         (folder / "address").write_text(hook.url("/T0/hooksecret"))
         (folder / "token").write_text("tokensecret")
-        (folder / "farm.toml").write_text(
-            f'store = "{url}"\nartifacts = "file://{folder}/artifacts"\n'
-            '[[notify.webhook]]\nurl_file = "address"\ntoken_file = "token"\n'
-        )
-        self.config = load_config(folder / "farm.toml")
+        text = f'store = "{url}"\nartifacts = "file://{folder}/artifacts"\n'
+        self.config = config(folder, f'{text}[[notify.webhook]]\nurl_file = "address"\ntoken_file = "token"\n')
         self.receivers = find_receivers(self.config.notify.webhook, self.config.notify.mail)
 
     def announcer(self) -> Announcer:
