@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -164,12 +164,10 @@ class StoreFile:
         return size >= needed or self._is_readable()
 
     def _is_readable(self) -> bool:
-        with suppress(sqlite3.DatabaseError), closing(self._connect()) as connection:
+        connect = partial(sqlite3.connect, f"file:{quote(self._path)}?mode=ro", uri=True)
+        with suppress(sqlite3.DatabaseError), closing(connect()) as connection:
             return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
         return False
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(f"file:{quote(self._path)}?mode=ro", uri=True)
 
     def _header(self) -> bytes | None:
         """Return the header of the file, None if it is unreadable."""

@@ -66,7 +66,8 @@ class Pruning(Group):
         """Return the rows and artifacts that are removed together with runs."""
         with self._database.reading() as connection:
             tables = (schema.attempt, *_OF_ATTEMPT, *_OF_RUN)
-            rows = sum(_count(connection, table, run_ids) for table in tables)
+            counts = (_of_runs(table, part, func.count()) for table in tables for part in chunks(run_ids))
+            rows = sum(connection.scalar(query) or 0 for query in counts)
             all_rows = sum(connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables)
             nbytes = _database_bytes(connection) * rows // max(all_rows, 1)
             return Holding(rows + len(run_ids), nbytes, _own_artifacts(connection, set(run_ids)))
@@ -139,7 +140,8 @@ class Pruning(Group):
                 # A process writes to some of these tables before it looks for a row to refer to: the lock stops it.
                 names = ", ".join(one.name for one in (schema.attempt, *reversed(_NAMED)))
                 connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
-            gone = delete(table).where(key.in_(keys), *_nothing_names(table)).returning(key)
+            unnamed = (~select(one).where(one == key).correlate(table).exists() for one in _parents(table))
+            gone = delete(table).where(key.in_(keys), *unnamed).returning(key)
             return len(connection.execute(gone).all())
 
         return self._database.write(once)
@@ -212,10 +214,6 @@ def _of_runs(table: Table, run_ids: Collection[str], *columns: ColumnElement[Any
     return select(*columns).select_from(source).where(of_run.in_(run_ids))
 
 
-def _count(connection: Connection, table: Table, run_ids: Collection[str]) -> int:
-    return sum(connection.scalar(_of_runs(table, part, func.count())) or 0 for part in chunks(run_ids))
-
-
 def _own_artifacts(connection: Connection, run_ids: set[str]) -> dict[str, int]:
     artifact = schema.artifact.c
     found: dict[str, int] = {}
@@ -238,11 +236,6 @@ def _named(connection: Connection, sha256s: Collection[str]) -> set[str]:
     artifact = schema.artifact.c
     query = select(artifact.sha256).where(artifact.sha256.in_(KEYS)).distinct()
     return {row.sha256 for row in in_parts(connection, query, sha256s)}
-
-
-def _nothing_names(table: Table) -> list[ColumnElement[bool]]:
-    key = _key(table)
-    return [~select(parent).where(parent == key).correlate(table).exists() for parent in _parents(table)]
 
 
 def _key(table: Table) -> Column[Any]:

@@ -58,7 +58,9 @@ class CachedObject(NamedTuple):
 def cached_objects(cache_dir: Path) -> list[CachedObject]:
     """Return the cached objects, most recently used first."""
     found = []
-    for folder in _folders(cache_dir):
+    for folder in _parents(cache_dir):
+        if "." in folder.name or not folder.is_dir():
+            continue
         content = folder / CONTENT
         try:
             used_ms = (content if content.is_file() else folder).stat().st_mtime_ns // 1_000_000
@@ -82,10 +84,6 @@ def prune_objects(cache_dir: Path, *, older_than_s: float, dry_run: bool) -> lis
             sweep(parent)
         sweep_own(cache_dir / OBJECTS / MAKING)
     return old
-
-
-def _folders(cache_dir: Path) -> Iterator[Path]:
-    return (one for one in _parents(cache_dir) if "." not in one.name and one.is_dir())
 
 
 def _parents(cache_dir: Path) -> Iterator[Path]:

@@ -124,7 +124,6 @@ class Alerts(Group):
 
         def write(connection: Connection) -> None:
             alert = schema.alert
-            branch = _branch_of(connection, run_id)
             there = {(one.series_id, one.device_kind) for one in found}
             exact = alert.c.state == AlertState.EXACT
             not_measured = (alert.c.run_id == run_id) & (exact | (alert.c.state == AlertState.SUSPECTED))
@@ -134,7 +133,7 @@ class Alerts(Group):
             gone = [row.id for row in connection.execute(of_run) if (row.series_id, row.device_kind) not in there]
             for part in chunks(gone):
                 connection.execute(delete(alert).where(alert.c.id.in_(part)))
-            new = [{**_row(run_id, one), **branch} for one in found]
+            new = _new_rows(connection, run_id, found)
             rows.insert_missing(connection, alert, new)
             # A run that was resumed may have other numbers now.
             same = (alert.c.series_id == bindparam("of_series")) & (alert.c.device_kind == bindparam("of_kind"))
@@ -167,7 +166,10 @@ class Alerts(Group):
         row = {
             **_judged(new),
             "device": values.clean(device, values.NAME_LIMIT),
-            "pairs": None if pairs is None else [[_finite(one) for one in pair] for pair in pairs],
+            # JSON knows neither NaN nor infinity.
+            "pairs": None
+            if pairs is None
+            else [[one if math.isfinite(one) else None for one in pair] for pair in pairs],
         }
         alert = schema.alert.c
         still = update(schema.alert).where(alert.id == alert_id, alert.state == was)
@@ -177,8 +179,7 @@ class Alerts(Group):
         """Record a number of a run for measurement without a suspicion; return its alert, new or existing."""
 
         def write(connection: Connection) -> AlertRecord:
-            row = {**_row(run_id, one), **_branch_of(connection, run_id)}
-            rows.insert_missing(connection, schema.alert, [row])
+            rows.insert_missing(connection, schema.alert, _new_rows(connection, run_id, [one]))
             alert = schema.alert.c
             same = (alert.series_id == one.series_id) & (alert.device_kind == one.device_kind)
             [found] = _find(connection, same & (alert.run_id == run_id))
@@ -253,8 +254,7 @@ class Alerts(Group):
             same = (alert.c.run_id == run_id) & (alert.c.series_id == accepted.series_id)
             same &= alert.c.device_kind == accepted.device_kind
             connection.execute(delete(alert).where(same))
-            row = {**_row(run_id, accepted), **_branch_of(connection, run_id)}
-            statement = insert(alert).values(row).returning(alert.c.id)
+            statement = insert(alert).values(_new_rows(connection, run_id, [accepted])).returning(alert.c.id)
             return int(connection.execute(statement).scalar_one())
 
         alert_id = self._database.write(write)
@@ -341,8 +341,11 @@ _LOOKS = ("finding", "last_good", "first_bad", *_FIGURES, "reason")
 _MOST_IDS = 2**63
 
 
-def _row(run_id: str, one: NewAlert) -> dict[str, Any]:
-    return {**_judged(one), "run_id": run_id, "device": "", "found_ms": rows.now_ms()}
+def _new_rows(connection: Connection, run_id: str, found: Iterable[NewAlert]) -> list[dict[str, Any]]:
+    """Return the rows of alerts of a run. Raises StoreLostError for a missing run."""
+    branch, private = rows.branch_of_run(connection, run_id)
+    of_run = {"run_id": run_id, "alert_branch": branch, "alert_private": private}
+    return [{**_judged(one), **of_run, "device": "", "found_ms": rows.now_ms()} for one in found]
 
 
 def _judged(one: NewAlert) -> dict[str, Any]:
@@ -350,14 +353,3 @@ def _judged(one: NewAlert) -> dict[str, Any]:
     row = msgspec.to_builtins(one)
     row |= {name: None for name in _FIGURES if math.isnan(row[name])}
     return {**row, "reason": values.clean(one.reason), "guilt": values.clean(one.likely_cause)}
-
-
-def _finite(value: float) -> float | None:
-    # JSON knows neither NaN nor infinity.
-    return value if math.isfinite(value) else None
-
-
-def _branch_of(connection: Connection, run_id: str) -> dict[str, Any]:
-    """Return the columns of an alert that come from its run. Raises StoreLostError for a missing run."""
-    branch, private = rows.branch_of_run(connection, run_id)
-    return {"alert_branch": branch, "alert_private": private}

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Row, String, case, cast, func, select
 
 from farm.store import schema, values
@@ -145,7 +144,8 @@ class GridReader(Group):
             query = query.where(run_job.job_id.in_(select(job.id).where(*conditions)))
         columns = (job.id, job.name, job.suite, job.soc, job.backend, job.precision)
         with self._database.reading() as connection:
-            of_run = {run_id: _numbers(cells) for run_id, cells in connection.execute(query)} if nightly_runs else {}
+            found = connection.execute(query).all() if nightly_runs else []
+            of_run = {run_id: np.fromstring(cells, np.int64, sep=",") for run_id, cells in found}
             known = np.unique(np.concatenate([_EMPTY, *(found // _CODES for found in of_run.values())]))
             jobs = list(in_parts(connection, select(*columns).where(job.id.in_(KEYS)), known.tolist()))
         table = np.zeros((len(known), len(nightly_runs)), np.uint8)
@@ -156,7 +156,15 @@ class GridReader(Group):
         letters = np.frombuffer(CELLS.encode("latin-1"), np.uint8)[table] if len(nightly_runs) else table
         place = {number: at for at, number in enumerate(known.tolist())}
         rows = [
-            GridJob(name, suite, values.case_of(name), soc, backend, precision, _cells(letters[place[number]]))
+            GridJob(
+                name,
+                suite,
+                values.case_of(name),
+                soc,
+                backend,
+                precision,
+                letters[place[number]].tobytes().decode("latin-1"),
+            )
             for number, name, suite, soc, backend, precision in jobs
         ]
         return sorted(rows, key=lambda row: row.job_id)
@@ -187,11 +195,3 @@ def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
     found = [column == values.clean(name) for column, name in (*pairs, (job.precision, wanted.precision)) if name]
     words = wanted.text.split()
     return [*found, *(job.name.icontains(values.clean(word), autoescape=True) for word in words)]
-
-
-def _numbers(cells: str) -> NDArray[np.int64]:
-    return np.fromstring(cells, np.int64, sep=",")
-
-
-def _cells(letters: NDArray[np.uint8]) -> str:
-    return letters.tobytes().decode("latin-1")

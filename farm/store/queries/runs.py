@@ -68,16 +68,13 @@ def elsewhere(job: JobView, results: Iterable[JobResult]) -> tuple[CaseResult, .
     """
     best: dict[tuple[str, str, str], JobResult] = {}
     own = (job.soc, job.backend, job.precision)
-    for row in results:
+    for row in sorted(results, key=lambda row: (row.suite == job.suite, row.result.time_ms), reverse=True):
         target = (row.result.soc, row.result.backend, row.result.precision)
         same = (row.case, row.module, row.options) == (job.case, job.case_module, job.options)
         # A case without a module is identified by its suite.
         same = same and bool(row.module or row.suite == job.suite)
-        if not same or target == own or (target[0] != own[0] and target[1:] != own[1:]):
-            continue
-        there = best.get(target)
-        if there is None or _rank(row, job) > _rank(there, job):
-            best[target] = row
+        if same and target != own and (target[0] == own[0] or target[1:] == own[1:]):
+            best.setdefault(target, row)
     ordered = sorted(best.items(), key=lambda item: (item[0][0] == job.soc, item[0]))
     return tuple(row.result for _, row in ordered)
 
@@ -125,24 +122,22 @@ def _results(connection: Connection, run_job_ids: Collection[int], newer: dict[i
     ids = [row.attempt_id for row in rows]
     brief = {row["id"]: row for row in connection.execute(_BRIEF.where(schema.attempt.c.id.in_(ids))).mappings()}
     comparisons = comparisons_of(connection.execute(statement("status.comparisons"), {"attempts": ids}))
+
+    def brief_attempt(row: Row[Any]) -> Attempt:
+        details = {"comparisons": comparisons.get(row.attempt_id, ())}
+        return attempt_of(brief[row.attempt_id], row.job_id, row.serial, **details)
+
     return [
-        _job_result(
+        struct_of(
+            JobResult,
             row,
-            attempt_of(brief[row.attempt_id], row.job_id, row.serial, comparisons=comparisons.get(row.attempt_id, ())),
-            newer.get(row.run_job_id, ""),
+            result=struct_of(CaseResult, row, attempt=brief_attempt(row)),
+            newer_run=newer.get(row.run_job_id, ""),
         )
         for row in rows
         # Without it the run was pruned between the two statements.
         if row.attempt_id in brief
     ]
-
-
-def _job_result(row: Row[Any], attempt: Attempt, newer_run: str) -> JobResult:
-    return struct_of(JobResult, row, result=struct_of(CaseResult, row, attempt=attempt), newer_run=newer_run)
-
-
-def _rank(row: JobResult, job: JobView) -> tuple[bool, int]:
-    return row.suite == job.suite, row.result.time_ms
 
 
 # Runs, their jobs and attempts: `store.runs`.
