@@ -13,26 +13,16 @@ from numpy.typing import NDArray
 from farm.base.errors import BundleError
 from farm.builds.bundles.bundle import Bundle, Constant, Manifest, TensorSpec, read_tensor
 from farm.devices.execution.raw import RESULT_FILE, RawResult
+from farm.results import numerics
 from farm.results.attempt import Cause, Comparison, Ending, Measurement, Stage, Verdict, failed, infra
 from farm.results.measurements import measure
-from farm.results.numerics import (
-    Figures,
-    Violation,
-    compare,
-    is_decided,
-    is_equal,
-    signal_problem,
-    violations,
-    with_loss,
-    worst,
-)
 from farm.results.runner_report import Inference, RunnerReport, RunnerTensor
 from farm.suites.figures import COLUMNS
 from farm.suites.suite import Job, Limits
 
 References = Mapping[str, Sequence[NDArray[np.generic]]]
 """Tensors of one output over all samples, by kind of reference."""
-FiguresByOutput = dict[tuple[int, str], list[Figures]]
+FiguresByOutput = dict[tuple[int, str], list[numerics.Figures]]
 """Figures of each sample in order, by output and reference."""
 
 UNJUDGED = "it ran; there is no reference for its outputs"
@@ -125,7 +115,7 @@ def compare_outputs(bundle: Bundle, raw: RawResult) -> OutputFindings:
 
 def _signal_problem(label: str, references: References) -> str:
     for kind, of_samples in references.items():
-        if problem := signal_problem(of_samples):
+        if problem := numerics.signal_problem(of_samples):
             return (
                 f"the {kind} reference of {label} {problem}, and depends on the inputs: "
                 f"nothing can be judged by it; give the case other inputs or weights"
@@ -138,8 +128,8 @@ def _difference(manifest: Manifest, outputs: Sequence[NDArray[np.generic]], refe
     kind = "quantized" if "quantized" in references else "fp32"
     half = manifest.precision.startswith("fp16")
     for sample, (actual, reference) in enumerate(zip(outputs, references[kind], strict=True)):
-        if not is_equal(actual, reference, half=half):
-            found = compare(actual, reference)
+        if not numerics.is_equal(actual, reference, half=half):
+            found = numerics.compare(actual, reference)
             far = f"mismatch {found.mismatch:.4g}" if found.max_abs is None else f"max abs {found.max_abs:.4g}"
             return f"{far} from the {kind} reference in sample {sample}"
     return None
@@ -147,20 +137,22 @@ def _difference(manifest: Manifest, outputs: Sequence[NDArray[np.generic]], refe
 
 def _figures(
     manifest: Manifest, actual: NDArray[np.generic], references: Mapping[str, NDArray[np.generic]], index: int
-) -> dict[str, Figures]:
+) -> dict[str, numerics.Figures]:
     figures = {}
     for kind, reference in references.items():
-        found = compare(actual, reference, manifest.outputs[index].step, logits=manifest.generation is not None)
+        found = numerics.compare(
+            actual, reference, manifest.outputs[index].step, logits=manifest.generation is not None
+        )
         if manifest.generation is not None and manifest.generation.likelihoods is not None:
             # Logarithms of probabilities of single tokens form no distribution.
             found = msgspec.structs.replace(found, kl=None)
         if kind == "fp32" and "quantized" in references:
-            found = with_loss(found, compare(references["quantized"], reference))
+            found = numerics.with_loss(found, numerics.compare(references["quantized"], reference))
         figures[kind] = found
     return figures
 
 
-def compared(output: int, reference: str, figures: Figures, broken: Iterable[str] = ()) -> Comparison:
+def compared(output: int, reference: str, figures: numerics.Figures, broken: Iterable[str] = ()) -> Comparison:
     """Return one output against one reference as an attempt keeps it, with the limits that it breaks."""
     columns = {name: getattr(figures, name) for name in COLUMNS}
     return Comparison(output, reference, violations=tuple(broken), **columns)
@@ -199,15 +191,15 @@ def decide(
     tolerance = job.case.tolerance(job.target.precision)
     limits: dict[str, Limits] = {"fp32": tolerance.fp32, "quantized": tolerance.quantized}
     comparisons = []
-    broken: list[tuple[Violation, str]] = []
+    broken: list[tuple[numerics.Violation, str]] = []
     for index, difference in findings.unequal.items():
         text = f"{manifest.output_label(index)} is constant by the graph: {difference}"
-        broken.append((Violation(difference, math.inf), text))
+        broken.append((numerics.Violation(difference, math.inf), text))
     for (index, kind), rows in findings.figures.items():
-        figure = worst(rows)
-        found = violations(figure, limits[kind])
+        figure = numerics.worst(rows)
+        found = numerics.violations(figure, limits[kind])
         if kind == "fp32":
-            found = (*found, *(Violation(text, 1.0) for text in broken_metrics.get(index, ())))
+            found = (*found, *(numerics.Violation(text, 1.0) for text in broken_metrics.get(index, ())))
         row = compared(manifest.output_number(index), kind, figure, (violation.text for violation in found))
         comparisons.append(msgspec.structs.replace(row, name=manifest.output_name(index)))
         label = manifest.output_label(index)
@@ -230,8 +222,8 @@ def _unjudged(job: Job, bundle: Bundle, findings: OutputFindings, limits: Mappin
         first, *others = findings.without_signal.values()
         return _not_judged(first + (f" (and {len(others)} more)" if others else ""))
     for index, spec in enumerate(bundle.manifest.outputs):
-        known = (worst(findings.figures[index, kind]) for kind in bundle.manifest.references)
-        is_judged = any(map(is_decided, known, map(limits.__getitem__, bundle.manifest.references)))
+        known = (numerics.worst(findings.figures[index, kind]) for kind in bundle.manifest.references)
+        is_judged = any(map(numerics.is_decided, known, map(limits.__getitem__, bundle.manifest.references)))
         if index not in findings.equal and not is_judged:
             return _not_judged(
                 f"no limit decides {bundle.manifest.output_label(index)} ({spec.dtype}): "

@@ -26,14 +26,7 @@ from farm.base.errors import FIRST_RUN, MissingToolError, NoStoreError, StoreErr
 from farm.base.interrupts import postponed
 from farm.base.machine import user_name
 from farm.base.text import redacted
-from farm.store.postgresql import (
-    DRIVER,
-    create_postgresql_engine,
-    execute_at_once,
-    how_to_install,
-    psycopg_arguments,
-    user_of,
-)
+from farm.store import postgresql
 from farm.store.problems import ELSEWHERE, interruption_before, is_busy, is_contention, store_error
 from farm.store.schema import REVISION, REVISIONS, VERSION_TABLE, make_tables
 
@@ -283,11 +276,11 @@ class Database:
         After a broken connection the statement may run twice. Its connection stays open, without further round trips.
         """
         with self._store_errors():
-            return execute_at_once(self._single, statement, parameters)
+            return postgresql.execute_at_once(self._single, statement, parameters)
 
     @cached_property
     def _single(self) -> Engine:
-        return create_postgresql_engine(self._url, readonly=False, connections=1, is_autocommit=True)
+        return postgresql.create_postgresql_engine(self._url, readonly=False, connections=1, is_autocommit=True)
 
     @property
     def is_sqlite(self) -> bool:
@@ -303,7 +296,7 @@ class Database:
         if self.is_sqlite:
             return user_name()
         with self.reading() as connection:
-            return user_of(connection)
+            return postgresql.user_of(connection)
 
     def of_user(self, name: str) -> Database:
         """Return the same database for the reads of another user; it shares the connections."""
@@ -317,7 +310,7 @@ class Database:
         A password of the address is included.
         """
         with self._store_errors():
-            return psycopg_arguments(self._url)
+            return postgresql.psycopg_arguments(self._url)
 
     def without_secrets(self, text: str) -> str:
         """Return the text of an error without the passwords of the address."""
@@ -327,7 +320,7 @@ class Database:
     def psycopg_engine(self) -> Iterator[Engine]:
         """Yield an engine of the PostgreSQL driver with the extended protocol, which accepts a single statement."""
         with self._store_errors():
-            yield create_engine(self._url.set(drivername=f"postgresql+{DRIVER}"), use_native_hstore=False)
+            yield create_engine(self._url.set(drivername=f"postgresql+{postgresql.DRIVER}"), use_native_hstore=False)
 
     def vacuum(self) -> None:
         """Rewrite an SQLite file without the space of removed rows; writers wait meanwhile. Raises StoreError."""
@@ -372,7 +365,7 @@ class Database:
 
     def _create_engine(self) -> Engine:
         if not self.is_sqlite:
-            return create_postgresql_engine(self._url, readonly=self.readonly, connections=self._connections)
+            return postgresql.create_postgresql_engine(self._url, readonly=self.readonly, connections=self._connections)
         url, uri = self._url, {}
         if self.readonly:
             # A read-only medium has no place for the shared memory of a write-ahead log.
@@ -503,7 +496,7 @@ class Database:
         except PoolTimeoutError:
             raise StoreError(f"{self.name}: the database has answered on none of this process's connections") from None
         except ModuleNotFoundError as error:
-            needed = f"the store needs the Python package {error.name!r}: {how_to_install()}"
+            needed = f"the store needs the Python package {error.name!r}: {postgresql.how_to_install()}"
             raise MissingToolError(f"{self.name}: {needed}") from None
 
 
