@@ -11,15 +11,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import made
+from made_runs import record_run
+
 from farm.base.config.settings import load_config
 from farm.base.paths import data_folder
 from farm.builds.bundles.key import bundle_key
 from farm.builds.toolchains.selection import prepare
-from farm.devices.device import AdbAddress, Device
 from farm.dispatch.request.records import leave_intent
-from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.results.attempt import Direction, Measurement
 from farm.store import rows, schema
-from farm.store.records import ArtifactRecord, RunRecord
+from farm.store.records import ArtifactRecord
 from farm.store.store import Store, open_store
 from farm.suites.manifests import load_suite
 from farm.suites.suite import Job, Target
@@ -42,27 +46,21 @@ def plant(store: Store, spec: dict[str, Any]) -> str:
     job = job_of(spec)
     key = spec.get("key", "b" * 64)
     kind = spec.get("kind", "virtual")
-    phone = Device(serial="phone-1", soc="SM8650", kind=kind, build="b", address=AdbAddress(5037), product="phone")
     facts = {"device_kind": kind, "executorch": "1.5.1"}
     if key == "right":
         tools = prepare(load_config(), virtual=True)
         key, facts = bundle_key(job, tools.versions), tools.fingerprint("virtual")
     if "intent" in spec:
         leave_intent(Path(spec["intent"]), None, [job])
-    run_id = store.begin_run(RunRecord("farm run", spec.get("user", "somebody"), "bench", facts, started_ms))
-    store.plan_jobs(run_id, [job])
+    latency = Measurement("latency", "ns", Direction.LOWER, tuple(1e6 * spec.get("level", 1.0) + n for n in range(9)))
+    run_id = record_run(
+        store, [job], started_ms=started_ms, user=spec.get("user", "somebody"), fingerprint=facts,
+        device=made.device(kind=kind), attempt={"bundle_key": key, "measurements": (latency,)},
+        artifacts=[ArtifactRecord(sha256, 10, kind) for sha256, kind in spec.get("artifacts", ())],
+    )  # fmt: skip
     if "suite_column" in spec:
         changed = schema.job.update().where(schema.job.c.name == job.id).values(suite=spec["suite_column"])
         store._database.write(lambda connection: connection.execute(changed))
-    store.record_device(run_id, phone)
-    latency = Measurement("latency", "ns", Direction.LOWER, tuple(1e6 * spec.get("level", 1.0) + n for n in range(9)))
-    attempt = Attempt(
-        job.id, Verdict.PASSED, Stage.DONE, "", device=phone.serial, started_ms=started_ms, bundle_key=key,
-        measurements=(latency,),
-    )  # fmt: skip
-    artifacts = [ArtifactRecord(sha256, 10, kind) for sha256, kind in spec.get("artifacts", ())]
-    store.record_attempt(run_id, attempt, artifacts=artifacts)
-    store.finish_run(run_id, 0)
     return run_id
 
 
