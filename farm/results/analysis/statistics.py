@@ -60,22 +60,11 @@ def median(values: Sequence[float] | NDArray[np.float64]) -> float:
 
 
 def medians(samples: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the median of each array, NaN for an empty one or one with NaN; computed together for speed."""
+    """Return the median of each array, NaN for an empty one or one with NaN."""
     import numpy as np
 
-    found = np.full(len(samples), math.nan)
-    by_count: dict[int, list[int]] = {}
-    for place, one in enumerate(samples):
-        by_count.setdefault(len(one), []).append(place)
-    for count, places in by_count.items():
-        if count:
-            # NaN is sorted to the end.
-            rows = np.sort(np.array([samples[place] for place in places]), axis=1)
-            low, high = rows[:, (count - 1) // 2], rows[:, count // 2]
-            with np.errstate(invalid="ignore"):
-                middle = np.where(low == high, low, low / 2.0 + high / 2.0)
-            found[places] = np.where(np.isnan(rows[:, -1]), math.nan, middle)
-    return found
+    found = [median(one) if len(one) and not np.isnan(one).any() else math.nan for one in samples]
+    return np.array(found, np.float64)
 
 
 def difference(new: float, old: float) -> float:
@@ -154,7 +143,7 @@ def signed_rank_p(differences: NDArray[np.float64]) -> float:
 
     if not len(differences):
         return 1.0
-    ways = _ways_of_ranks(len(differences))
+    ways = _ways(range(1, len(differences) + 1))
     return float(ways[int(np.count_nonzero(_walsh(differences) > 0.0)) :].sum() / ways.sum())
 
 
@@ -170,9 +159,9 @@ def middle_of_pairs(differences: NDArray[np.float64], confidence: float) -> tupl
 
     tail = (1.0 - confidence) / 2.0
     if np.isfinite(differences).all():
-        ordered, ways = _walsh(differences), _ways_of_ranks(len(differences))
+        ordered, ways = _walsh(differences), _ways(range(1, len(differences) + 1))
     else:
-        ordered, ways = np.sort(differences), _ways(np.ones(len(differences), np.int64))
+        ordered, ways = np.sort(differences), _ways((1,) * len(differences))
     outside = int(np.searchsorted(np.cumsum(ways) / ways.sum(), tail, side="right"))
     middle = median(ordered)
     # Infinities of both signs leave nothing in the middle.
@@ -201,7 +190,7 @@ def discoveries(p_values: Sequence[float], rate: float) -> tuple[bool, ...]:
 def _walsh(differences: NDArray[np.float64]) -> NDArray[np.float64]:
     import numpy as np
 
-    first, second = _upper(len(differences))
+    first, second = np.triu_indices(len(differences))
     with np.errstate(invalid="ignore"):
         averages = differences[first] / 2.0 + differences[second] / 2.0
     # Opposite infinities are neither above zero nor below.
@@ -210,30 +199,16 @@ def _walsh(differences: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @lru_cache(64)
-def _upper(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    import numpy as np
-
-    return np.triu_indices(count)
-
-
-@lru_cache(64)
-def _ways_of_ranks(count: int) -> NDArray[np.float64]:
-    """Return how many choices of the ranks from 1 to `count` have each sum: not to be changed."""
-    import numpy as np
-
-    return _ways(np.arange(1, count + 1))
-
-
-def _ways(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return how many choices of `ranks` have each sum, from 0 on."""
+def _ways(ranks: Sequence[int]) -> NDArray[np.float64]:
+    """Return how many choices of `ranks` have each sum, from 0 on: not to be changed."""
     import numpy as np
 
     ways = np.ones(1)
     for rank in ranks:
         # Every rank is in the sum or is not.
-        longer = np.zeros(len(ways) + int(rank))
+        longer = np.zeros(len(ways) + rank)
         longer[: len(ways)] += ways
-        longer[int(rank) :] += ways
+        longer[rank:] += ways
         ways = longer
     return ways
 
