@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,10 +17,7 @@ from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
 from farm.results.judge import build_failure, not_simulated
 from farm.suites.suite import Expectation, KnownIssue, Limits, Metric, Tolerance
 
-from .conftest import LOAD_BLOCK, SHAPE, measured, write_etdump
-
-if TYPE_CHECKING:
-    from .conftest import Execution
+from .conftest import LOAD_BLOCK, SHAPE, Execution, measured, write_etdump
 
 ISSUE = KnownIssue(reason="HTP rounds half to even")
 

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from farm_home import FarmHome
+from old_store import revision
 from postgresql_server import running_cluster
 from programs import run_program
 from receivers import LOOPBACK, make_certificate
 from sqlalchemy import Connection
-from stores import place_store
-from waiting import free_port
+from stores import drop_database, kill_before_statements, place_store
+from waiting import Started, free_port, listens, until
 
 from farm.base.config.settings import load_config
 from farm.base.config.shared import shown_address
-from farm.base.errors import FIRST_RUN, MissingToolError, NoStoreError, RowRefusedError, StoreError, UsageError
+from farm.base.errors import (
+    FIRST_RUN,
+    ExitCode,
+    MissingToolError,
+    NoStoreError,
+    RowRefusedError,
+    StoreError,
+    UsageError,
+)
 from farm.store import database
 from farm.store.database import network_kind
 from farm.store.problems import interruption_before
-from farm.store.schema import VERSION_TABLE, fingerprint
+from farm.store.schema import REVISION, VERSION_TABLE, fingerprint
 from farm.store.store import Store, open_store
 
 from . import make
@@ -77,16 +88,16 @@ def test_a_new_store_and_an_up_to_date_one_open_without_alembic_and_numpy(tmp_pa
 @pytest.mark.parametrize("readonly", [False, True])
 def test_a_file_without_a_way_to_this_schema_is_refused_and_left_alone(tmp_path: Path, readonly: bool) -> None:
     path = tmp_path / "farm.db"
-    for revision, event, step in (
+    for schema, event, step in (
         ("9999", "newer farm (schema 9999", "update farm"),
         ("0014", "a farm before 0.2.0 (schema 0014): ", "): run 'farm devices' of farm 0.2.0 once"),
         ("no database", "is not a database: move it away", ""),
     ):
-        if revision == "no database":
+        if schema == "no database":
             path.write_bytes(b"shopping list\n" * 1000)
         else:
             path.unlink(missing_ok=True)
-            _set_revision(path, revision)
+            _set_revision(path, schema)
         before = path.read_bytes()
         message = _refusal(path, readonly=readonly)
         assert event in message
@@ -451,3 +462,103 @@ def test_ctrl_c_while_a_connection_is_in_use_stays_ctrl_c() -> None:
     raised.__context__ = KeyboardInterrupt()
     assert isinstance(interruption_before(raised), KeyboardInterrupt)
     assert interruption_before(ValueError("no such")) is None
+
+
+# A process is killed at every step of making a store: nothing is left that the next one has to repair.
+
+
+NO_STORE = f"there is no store yet: '{FIRST_RUN}' makes one"
+# A process that reads the remains of the one before, and then makes the store.
+_BORN = f"""
+wanted, last = last, 0
+try:
+    open_store(address, readonly=True).close()
+except Exception as error:
+    assert {NO_STORE!r} in str(error) or "a process was killed while it made the store" in str(error), error
+done, last = 0, wanted
+open_store(address).close()
+"""
+
+
+@pytest.mark.parametrize("step", [9, pytest.param(2, marks=pytest.mark.whole)])
+def test_a_store_whose_making_is_killed_is_none_or_whole_and_is_completed(empty_address: str, step: int) -> None:
+    address, first = empty_address, f"{empty_address}.first"
+    if "://" in address:
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE first_{step}".encode())
+        first = re.sub(r"@/\w+", f"@/first_{step}", address)
+    with pytest.raises(StoreError, match=NO_STORE):
+        open_store(address, readonly=True)
+    assert kill_before_statements(address, _BORN, first, step) > 3
+    with open_store(address) as store:
+        assert store.runs.latest_id() is None
+    assert revision(address) == REVISION
+    if "://" in address:
+        drop_database(first)
+
+
+def test_what_was_killed_within_a_step_is_completed(tmp_path: Path) -> None:
+    """The kill leaves the first page half written, and its old content in a journal."""
+    path = tmp_path / "farm.db"
+    code = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.executescript("PRAGMA cache_size=1; BEGIN IMMEDIATE; CREATE TABLE half (x)")
+for _ in range(100):
+    connection.execute("INSERT INTO half VALUES (zeroblob(4000))")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert Path(f"{path}-journal").exists()
+    with pytest.raises(StoreError, match="a process was killed while it made the store: 'farm devices' completes it"):
+        open_store(path, readonly=True)
+    open_store(path).close()
+    open_store(path, readonly=True).close()
+
+
+def test_a_reader_of_an_empty_file_is_told_that_there_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "farm.db").write_bytes(b"")
+    with pytest.raises(StoreError, match=NO_STORE):
+        open_store(tmp_path / "farm.db", readonly=True)
+    open_store(tmp_path / "farm.db").close()
+    open_store(tmp_path / "farm.db", readonly=True).close()
+
+
+# A store behind PgBouncer in transaction mode is refused at the first connection.
+
+
+PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+SETTINGS = {"plain": "", "options dropped": "ignore_startup_parameters = options,extra_float_digits\n"}
+
+
+@pytest.fixture(params=SETTINGS)
+def pooled(
+    request: pytest.FixtureRequest, new_store: Callable[[str], str], postgresql_cluster: str, tmp_path: Path
+) -> Iterator[str]:
+    """Address of a store behind a pooler in transaction mode."""
+    name = urlsplit(new_store("pooled")).path[1:]
+    port = free_port()
+    (tmp_path / "pgbouncer.ini").write_text(
+        f"[databases]\n* = host={postgresql_cluster} user=farm\n[pgbouncer]\npool_mode = transaction\n"
+        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n{SETTINGS[request.param]}"
+    )
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    # pgbouncer refuses to run as root.
+    as_user = ["-u", "postgres"] if os.geteuid() == 0 else []
+    assert PROGRAM is not None
+    with Started(
+        [PROGRAM, *as_user, str(tmp_path / "pgbouncer.ini")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        until(lambda: process.poll() is not None or listens(port))
+        assert process.poll() is None
+        yield f"postgresql://farm@127.0.0.1:{port}/{name}"
+        process.terminate()
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="pgbouncer is not installed")
+def test_a_pooler_in_transaction_mode_is_refused_before_anything_is_written(pooled: str) -> None:
+    for readonly in (False, True):
+        with pytest.raises(NoStoreError, match="PgBouncer answers there.*name the address") as caught:
+            open_store(pooled, readonly=readonly)
+        assert caught.value.exit_code == ExitCode.NO_STORE
