@@ -8,11 +8,12 @@ import functools
 import math
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, Insert, Row, Table, select, update
+from sqlalchemy import Connection, Row, Table, select, update
 
 from farm.base.errors import StoreLostError
 from farm.devices.device import Device, common_kind
@@ -21,12 +22,7 @@ from farm.store import schema, values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, DETAIL_FIELDS, columns_of
 from farm.store.records import ArtifactRecord, BuildRecord, LastVerdict, RunKind, RunRecord, SkipReason
 from farm.store.statements import KEYS, in_parts, statement, struct_of
-
-if TYPE_CHECKING:
-    from sqlalchemy.dialects import postgresql, sqlite
-
-    from farm.suites.suite import Job
-
+from farm.suites.suite import Job
 
 # Rows <-> the details of an attempt. SQLite stores NaN as NULL: this module defines the meaning of each NULL.
 
@@ -363,7 +359,7 @@ def insert_attempt_rows(
         ]
     for table, rows in details.items():
         if rows:
-            connection.execute(_inserting(table), rows)
+            connection.execute(table.insert(), rows)
     insert_missing(connection, schema.artifact, artifacts)
 
 
@@ -483,12 +479,7 @@ def _series_ids(connection: Connection, job_row_id: int, keys: Sequence[_SeriesK
     return ids
 
 
-# Cached: an attempt needs five such statements.
-@functools.cache
-def _inserting(table: Table) -> Insert:
-    return table.insert()
-
-
+# Cached: an attempt needs such statements.
 @functools.cache
 def _inserting_attempts(dialect: str) -> Any:
     row = schema.attempt.c
@@ -496,15 +487,8 @@ def _inserting_attempts(dialect: str) -> Any:
 
 
 @functools.cache
-def _inserting_ignoring(table: Table, dialect: str, *, returning: bool) -> Insert:
+def _inserting_ignoring(table: Table, dialect: str, *, returning: bool) -> Any:
     # Importing an unused dialect would take as long as opening the store.
-    statement: sqlite.Insert | postgresql.Insert
-    if dialect == "sqlite":
-        from sqlalchemy.dialects.sqlite import insert
-
-        statement = insert(table).on_conflict_do_nothing()
-    else:
-        from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-
-        statement = postgresql_insert(table).on_conflict_do_nothing()
+    insert: Callable[[Table], Any] = import_module(f"sqlalchemy.dialects.{dialect}").insert
+    statement = insert(table).on_conflict_do_nothing()
     return statement.returning(*table.primary_key.columns) if returning else statement

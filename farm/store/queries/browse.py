@@ -377,15 +377,13 @@ def _listed(connection: Connection, rows: Sequence[Row[Any]]) -> list[ListedRun]
 
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     run, job = schema.run.c, schema.job.c
-    found: list[ColumnElement[bool]] = []
-    if wanted.commit is not None:
-        found.append(run.run_commit == values.clean(wanted.commit))
-    if wanted.toolchain is not None:
-        found.append(run.run_toolchain == values.clean(wanted.toolchain))
-    if wanted.host:
-        found.append(run.host == values.clean(wanted.host))
-    if wanted.user:
-        found.append(run.user_name == values.clean(wanted.user))
+    named = (
+        (run.run_commit, wanted.commit),
+        (run.run_toolchain, wanted.toolchain),
+        (run.host, wanted.host or None),
+        (run.user_name, wanted.user or None),
+    )
+    found: list[ColumnElement[bool]] = [column == values.clean(name) for column, name in named if name is not None]
     if wanted.purpose:
         is_nightly = run.priority == Purpose.NIGHTLY
         others = {Purpose.LOCAL: run.run_private, Purpose.MANUAL: ~run.run_private}
