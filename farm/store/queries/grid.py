@@ -144,8 +144,8 @@ class GridReader(Group):
             query = query.where(run_job.job_id.in_(select(job.id).where(*conditions)))
         columns = (job.id, job.name, job.suite, job.soc, job.backend, job.precision)
         with self._database.reading() as connection:
-            found = connection.execute(query).all() if nightly_runs else []
-            of_run = {run_id: np.fromstring(cells, np.int64, sep=",") for run_id, cells in found}
+            listed = connection.execute(query).all() if nightly_runs else []
+            of_run = {run_id: np.fromstring(cells, np.int64, sep=",") for run_id, cells in listed}
             known = np.unique(np.concatenate([_EMPTY, *(found // _CODES for found in of_run.values())]))
             jobs = list(in_parts(connection, select(*columns).where(job.id.in_(KEYS)), known.tolist()))
         table = np.zeros((len(known), len(nightly_runs)), np.uint8)
