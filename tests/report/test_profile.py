@@ -57,8 +57,11 @@ from .conftest import run_of
 # Profiles and layers as a reader sees them: tables, places and the graph, also with hostile names.
 
 
-def node(name: str, p50: float, unit: str = "cycles", share: float = 0.0) -> OperatorProfile:
-    return OperatorProfile(name, "QnnBackend[0]", unit, 3, p50, p50, p50, share)
+def node(
+    name: str, p50: float, unit: str = "cycles", share: float = 0.25, *, call: int = 0, spread: float = 0.1
+) -> OperatorProfile:
+    delegate = f"QnnBackend[{call}]"
+    return OperatorProfile(name, delegate, unit, 6, p50, p50 * (1 - spread), p50 * (1 + spread), share)
 
 
 def test_tables_are_by_unit_the_greatest_first_and_say_what_they_leave_out() -> None:
@@ -241,50 +244,21 @@ def test_a_page_shows_a_graph_as_an_image_which_runs_no_script(tmp_path: Path) -
     assert shown == {"job": "data:image/svg+xml;base64," + base64.b64encode(hostile).decode()}
 
 
-def profile_node(name: str, p50: float, unit: str = "cycles", *, call: int = 0, spread: float = 0.1) -> OperatorProfile:
-    delegate = f"QnnBackend[{call}]"
-    return OperatorProfile(name, delegate, unit, 6, p50, p50 * (1 - spread), p50 * (1 + spread), 0.25)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "paired"),
     [
         (
-            [
-                profile_node("a", 1),
-                profile_node("a", 2),
-                profile_node("b", 3),
-                profile_node("a", 4, call=1),
-                profile_node("a", 5, "us"),
-            ],
-            [
-                profile_node("b", 30),
-                profile_node("a", 10),
-                profile_node("a", 20),
-                profile_node("a", 40, call=1),
-                profile_node("a", 50, "us"),
-            ],
+            [node("a", 1), node("a", 2), node("b", 3), node("a", 4, call=1), node("a", 5, "us")],
+            [node("b", 30), node("a", 10), node("a", 20), node("a", 40, call=1), node("a", 50, "us")],
             [("b", 3, 30), ("a", 1, 10), ("a", 2, 20), ("a", 4, 40), ("a", 5, 50)],
         ),
         # A node with another number of QNN is the same node.
         (
-            [
-                profile_node("aten_relu_default:OpId_29", 10),
-                profile_node("Input OpId_2", 1),
-                profile_node("kept:OpId_7", 5),
-            ],
-            [
-                profile_node("aten_relu_default:OpId_31", 20),
-                profile_node("Input OpId_4", 2),
-                profile_node("kept:OpId_7", 6),
-            ],
+            [node("aten_relu_default:OpId_29", 10), node("Input OpId_2", 1), node("kept:OpId_7", 5)],
+            [node("aten_relu_default:OpId_31", 20), node("Input OpId_4", 2), node("kept:OpId_7", 6)],
             [("aten_relu_default:OpId_31", 10, 20), ("Input OpId_4", 1, 2), ("kept:OpId_7", 5, 6)],
         ),
-        (
-            [profile_node("x", 1), profile_node("y", 2)],
-            [profile_node("y", 2), profile_node("z", 3)],
-            [("y", 2, 2), ("z", None, 3), ("x", 1, None)],
-        ),
+        ([node("x", 1), node("y", 2)], [node("y", 2), node("z", 3)], [("y", 2, 2), ("z", None, 3), ("x", 1, None)]),
     ],
 )
 def test_nodes_are_paired_by_name_and_the_nth_with_the_nth(
@@ -296,17 +270,12 @@ def test_nodes_are_paired_by_name_and_the_nth_with_the_nth(
 
 def test_ranges_that_overlap_are_not_told_apart() -> None:
     for before, after, distinct, ratio in ((100, 115, False, 1.15), (100, 150, True, 1.5), (0, 7, True, None)):
-        (change,) = changes([profile_node("a", before)], [profile_node("a", after)])
+        (change,) = changes([node("a", before)], [node("a", after)])
         assert (change.is_distinct, change.ratio) == (distinct, ratio)
 
 
-LONG = profile_node("quantized_decomposed_quantize_per_tensor_default:OpId_" + "1" * 60, 9e12)
-ROWS = [
-    profile_node("small", 1.0),
-    LONG,
-    profile_node("DELEGATE_CALL", 5e9, "ns"),
-    profile_node("whole call: QNN (execute) time", 12.0, "us"),
-]
+LONG = node("quantized_decomposed_quantize_per_tensor_default:OpId_" + "1" * 60, 9e12)
+ROWS = [node("small", 1.0), LONG, node("DELEGATE_CALL", 5e9, "ns"), node("whole call: QNN (execute) time", 12.0, "us")]
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -317,11 +286,11 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 
 def test_a_table_is_sorted_by_share_and_says_what_it_leaves_out() -> None:
-    lines = profile_lines([profile_node(f"n{n}", n) for n in range(1, 7)], 2)
+    lines = profile_lines([node(f"n{n}", n) for n in range(1, 7)], 2)
     assert [line.split()[0] for line in lines] == ["node", "n6", "n5", "4", "all"]
     assert lines[3].split() == ["4", "more", "10", "47.6%"]
     assert lines[-1].split() == ["all", "6", "21"]
-    lines = profile_lines([*ROWS, profile_node("\x1b[31mred\u202e", 1)], 20)
+    lines = profile_lines([*ROWS, node("\x1b[31mred\u202e", 1)], 20)
     assert "  totals of whole calls, from the delegate" in lines[-2], "which are in no sum"
     assert lines[-1].split() == ["QNN", "(execute)", "time", "QnnBackend[0]", "12", "us"]
     assert "\x1b" not in "".join(lines)
@@ -331,7 +300,7 @@ def record(**changes: object) -> ProfileRecord:
     facts: dict[str, object] = {
         "job_id": "s/c[x]", "backend": "htp", "run_id": "before", "time_ms": 1, "facts": {"qnn": "2.50", "farm": "1"},
         "case_version": "v", "device": "phone-1", "device_kind": "hardware", "verdict": "passed",
-        "operators": (profile_node("a", 1),), "artifacts": (),
+        "operators": (node("a", 1),), "artifacts": (),
     }  # fmt: skip
     return ProfileRecord(**{**facts, **changes})  # type: ignore[arg-type]
 
@@ -375,7 +344,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     for changed, reason in (
         ({"device_kind": "virtual"}, "before on hardware device, after on virtual device"),
         ({"operators": ()}, "kept files of it, but no rows"),
-        ({"operators": (profile_node("a", 1, "us"),)}, "no unit in common"),
+        ({"operators": (node("a", 1, "us"),)}, "no unit in common"),
     ):
         (one,) = job_changes([record()], [record(**changed)])
         assert one.refused
