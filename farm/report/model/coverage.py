@@ -285,17 +285,13 @@ def read_coverage(
     without: dict[str, str] = {}
     aten: dict[str, tuple[str, ...]] = {}
     tests: dict[str, tuple[str, ...]] = {}
-    for folder in dict.fromkeys(job.case.folder for job in jobs):
+    for folder, cases in grouped((job.case.folder, job.case) for job in jobs).items():
         declared_by = suite_operators(Path(folder))
         without |= declared_by.without
-        here = {job.case.name for job in jobs if job.case.folder == folder}
-        aten |= {case: names for case, names in declared_by.aten.items() if case in here}
+        modules = {case.name: case.module for case in cases}
+        aten |= {name: operators for name, operators in declared_by.aten.items() if name in modules}
         tests |= declared_by.tests
-        declared |= {
-            (job.case.module, job.case.name): declared_by.cases[job.case.name]
-            for job in jobs
-            if job.case.folder == folder and job.case.name in declared_by.cases
-        }
+        declared |= {(modules[name], name): found for name, found in declared_by.cases.items() if name in modules}
     # A named run shows its own results, even if the case has changed since.
     items = items_of(shown.values(), results, {} if run_ids else case_versions(jobs), declared)
     table = coverage(soc.name, backend, precisions, items, installed_builders(), without)
@@ -335,17 +331,9 @@ def facts(items: Iterable[CoveredJob], fingerprints: Collection[Mapping[str, str
     kinds = {item.kind for item in tried} - {""}
     where = {"virtual": "on VIRTUAL devices, Qualcomm's HTP simulator", "hardware": "on hardware"}
     days = sorted({fmt.day(item.time_ms) for item in tried})
-    runs = len({item.run_id for item in tried})
-    return [
-        ", ".join(
-            [
-                f"{len(tried)} results of {fmt.plural(runs, 'run')}",
-                " and ".join(where.get(kind, kind) for kind in sorted(kinds)) or "without a device",
-                *tools,
-                days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
-            ]
-        )
-    ]
+    results = f"{len(tried)} results of {fmt.plural(len({item.run_id for item in tried}), 'run')}"
+    places = " and ".join(where.get(kind, kind) for kind in sorted(kinds)) or "without a device"
+    return [", ".join([results, places, *tools, days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"])]
 
 
 def _suites(folders: Sequence[Path], names: Sequence[str], backend: str, planned: Sequence[ListedJob]) -> list[Suite]:

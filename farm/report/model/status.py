@@ -70,8 +70,7 @@ def toolchain_text(toolchain: RunToolchain | msgspec.UnsetType) -> str:
     if toolchain.dirty:
         state = f"{state} (dirty)" if state else "changed files"
     state += f" on branch {toolchain.git_branch}" if toolchain.git_branch else ""
-    parts = [toolchain.name or "default toolchain", *filter(None, [state])]
-    text = ", ".join(parts)
+    text = ", ".join(filter(None, (toolchain.name or "default toolchain", state)))
     return f"{text}: {toolchain.subject}" if toolchain.subject and toolchain.commit else text
 
 
