@@ -41,7 +41,7 @@ from farm.base.machine import peak_bytes
 from farm.base.socs import find_soc
 from farm.builds.bundles.key import bundle_key
 from farm.builds.bundles.same import data_hash
-from farm.builds.compile.compiler_process import ONE_THREAD, SAME_EACH_TIME
+from farm.builds.compile.processes import ONE_THREAD, SAME_EACH_TIME
 from farm.builds.compile.protocol import BuildRequest, collect_rarely, failure_of
 from farm.builds.compile.torch_graphs import TorchGraphs
 from farm.builds.toolchains.interpreters import process_environment

@@ -20,7 +20,7 @@ import msgspec
 from forks import ForkedProcess, opened, run_fork, start_forking
 
 from farm.base import processes
-from farm.builds.compile.compiler_process import ONE_THREAD, SAME_EACH_TIME
+from farm.builds.compile.processes import ONE_THREAD, SAME_EACH_TIME
 from farm.builds.runtime.qnn_sdk import TARGET, host_sdk
 
 COLD = "FARM_TEST_COLD_TORCH"
@@ -29,7 +29,7 @@ COLD = "FARM_TEST_COLD_TORCH"
 # The words of each command. A builder has more where folders of its toolchain are traced, from the first import on.
 _MODULES = {
     "farm.builds.compile.builder": 6,
-    "farm.builds.compile.template": 7,
+    "farm.builds.compile.processes": 7,
     "farm.builds.compile.debug.debugger": 5,
 }
 _READ_AT_START = ("GLIBC_", "LD_", "MKL_", "OMP_", "PYTHON", "QNN_")

@@ -24,10 +24,9 @@ from waiting import until
 from farm.base.errors import UsageError
 from farm.base.processes import Supervisor
 from farm.builds.compile import torch_graphs
-from farm.builds.compile.compiler_process import BuilderProcess
 from farm.builds.compile.debug.protocol import CompileRequest, DebugProcess, DebugReply, parse_metric, require_modules
+from farm.builds.compile.processes import BuilderProcess, BuilderTemplate
 from farm.builds.compile.protocol import TEMPLATE_NAME
-from farm.builds.compile.template import BuilderTemplate
 from farm.builds.compile.torch_graphs import TorchGraphs
 from farm.builds.program.layers import Gap, Layer, LayerStep
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
@@ -96,7 +95,7 @@ def compiler_with(folder: Path, module: str, text: str, **options: Any) -> Compi
 def test_an_idle_host_keeps_no_template(
     supervisor: Supervisor, template: BuilderTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("farm.builds.compile.template._MODULE", "template_stub")
+    monkeypatch.setattr("farm.builds.compile.processes._MODULE", "template_stub")
     compiler = compiler_with(tmp_path, "template_stub", SERVES)
     # More often than a template that ends by itself is started again.
     for _ in range(4):

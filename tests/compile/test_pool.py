@@ -267,7 +267,7 @@ def test_several_builders_are_forks_of_one_process_and_a_single_builder_is_none(
     expected = f"ValueError: fork of {TEMPLATE_NAME} with 1 thread, with its environment"
     assert [reply.reason for reply in builds.run(*requests)] == [expected] * 2
     # The process that they are forks of does not start.
-    monkeypatch.setattr("farm.builds.compile.template._MODULE", "farm.no_module")
+    monkeypatch.setattr("farm.builds.compile.processes._MODULE", "farm.no_module")
     for reply in (*builds.run(requests[0]), *builds.run(*requests)):
         assert TEMPLATE_NAME not in reply.reason
         assert "with its environment" in reply.reason

@@ -1,6 +1,6 @@
 """Builder process: `python -m farm.builds.compile.builder CACHE NAME AS_OF_NS [FOLDER...]`. Jobs come in on stdin.
 
-Torch is loaded once, before this process was forked (farm/builds/compile/template.py) or by itself. The builder works
+Torch is loaded once, before this process was forked (farm/builds/compile/processes.py) or by itself. The builder works
 in a folder of its own in the cache, which is removed with the leftovers of compilers: farm/builds/bundles/cache.py.
 With folders the builder traces which of their files take part in each bundle. It does the first steps of every job
 once, and each job has a fork of it: a job sees what this process did before the fork, which is in its trace as well,

@@ -21,9 +21,8 @@ from farm.builds.bundles.bundle import MODEL
 from farm.builds.bundles.cache import BundleCache, remove_leftovers
 from farm.builds.bundles.key import bundle_key, source_as_of_ns
 from farm.builds.bundles.reuse import base_key, forget_pruned, has_trace, remember_traced
-from farm.builds.compile.compiler_process import BuilderProcess
+from farm.builds.compile.processes import BuilderProcess, BuilderTemplate
 from farm.builds.compile.protocol import BuildReply, BuildRequest
-from farm.builds.compile.template import BuilderTemplate
 from farm.builds.compile.watched import take_node
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.base.errors import UsageError
-from farm.builds.compile.compiler_process import CompilerEnding, CompilerProcess
+from farm.builds.compile.processes import CompilerEnding, CompilerProcess
 from farm.builds.compile.watched import take_node
 from farm.builds.program.layers import Layer
 from farm.builds.toolchains.interpreters import process_environment

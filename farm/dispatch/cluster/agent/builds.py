@@ -39,8 +39,8 @@ from farm.builds.bundles.cache import BundleCache, remove_leftovers
 from farm.builds.bundles.key import HOST_CPU, bundle_key, named_files, recipe_digest, recipe_now, source_as_of_ns
 from farm.builds.bundles.reuse import forget_pruned
 from farm.builds.compile.pool import BuilderGate, BuilderSettings, BuilderSlot
+from farm.builds.compile.processes import BuilderTemplate
 from farm.builds.compile.protocol import BuildReply, BuildRequest
-from farm.builds.compile.template import BuilderTemplate
 from farm.dispatch.cluster.files import failed_build, sent_build, unpack_source
 from farm.dispatch.cluster.terms import offered
 from farm.dispatch.device_forks import SECRETS
