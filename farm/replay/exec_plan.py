@@ -27,7 +27,7 @@ from farm.base.socs import Soc, check_target, find_soc
 from farm.base.text import one_line
 from farm.builds.bundles.bundle import Bundle, Generation, load_bundle
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.bundles.generation import DECODE, generation_of, padded, write_tokens
+from farm.builds.bundles.generation import generation_of, padded, write_tokens
 from farm.builds.bundles.ready import read_ready
 from farm.builds.bundles.reuse import find_bundle_for
 from farm.builds.program.pte import Method, Value, qnn_payloads, read_pte
@@ -57,7 +57,7 @@ from farm.results.attempt import Attempt, Cause, Stage
 from farm.results.numerics import Figures, compare, worst
 from farm.results.runner_report import Generated, ReportError, read_report
 from farm.store.store import Store
-from farm.suites.generate import Generate, require_for_text
+from farm.suites.generate import DECODE, Generate, require_for_text
 from farm.suites.prompts import Tokens, read_tokens
 from farm.suites.suite import Case, InputSpec, Job, Target
 

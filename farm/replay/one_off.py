@@ -20,7 +20,6 @@ from farm.base.interrupts import INTERRUPTED, InterruptHandler
 from farm.base.processes import Supervisor
 from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
-from farm.builds.bundles.generation import DECODE
 from farm.builds.bundles.key import facts_of
 from farm.builds.bundles.reuse import find_bundle_for
 from farm.builds.program.pte import read_pte
@@ -45,6 +44,7 @@ from farm.results.attempt import Attempt, Verdict
 from farm.results.judge import judge
 from farm.store.records import ArtifactRecord, BuildRecord, Purpose, RunToolchain
 from farm.store.store import Store
+from farm.suites.generate import DECODE
 from farm.suites.suite import Job, Target
 
 FindBundle = Callable[[Toolchain, Supervisor], Bundle]

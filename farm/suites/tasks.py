@@ -326,7 +326,8 @@ class _Asker:
         return tuple(found)
 
     def _right(self, number: int, target: object, choices: Sequence[str]) -> tuple[int, ...]:
-        if isinstance(target, str) and not (isinstance(self._task.doc_to_target, str) and self._is_column()):
+        given = self._task.doc_to_target
+        if isinstance(target, str) and not (isinstance(given, str) and given in self._columns):
             target = _literal(target)
         listed = target if isinstance(target, list) else [target]
         found = [choices.index(one) if isinstance(one, str) and one in choices else one for one in listed]
@@ -335,9 +336,6 @@ class _Asker:
             problem = f"expected a choice, or its index, 0 to {len(choices) - 1}"
             raise self._refusal("doc_to_target", number, target, problem)
         return tuple(dict.fromkeys(indices))
-
-    def _is_column(self) -> bool:
-        return self._task.doc_to_target in self._columns
 
     def _rendered(self, key: str, template: str, number: int, document: Mapping[str, Any]) -> str:
         from jinja2 import TemplateError

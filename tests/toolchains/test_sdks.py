@@ -42,8 +42,8 @@ from farm.base.errors import FarmError, InfraError, MissingToolError, UsageError
 from farm.base.socs import find_soc
 from farm.builds.runtime.qnn_sdk import linux_files
 from farm.builds.runtime.runtime import attached_runtime
-from farm.builds.toolchains import sdk_archives, sdk_sources
-from farm.builds.toolchains.sdk_archives import check_sdk, unpack_sdk
+from farm.builds.toolchains import sdk_sources
+from farm.builds.toolchains.sdk_archives import check_sdk, unpack
 from farm.builds.toolchains.sdk_sources import (
     KNOWN_WHEELS,
     candidates,
@@ -146,12 +146,12 @@ def _refuse(folder: Path, archive: bytes, problem: str) -> None:
     target = folder / "inner" / "sdk"
     target.mkdir(parents=True)
 
-    def unpack() -> None:
-        unpack_sdk(folder / "sdk.zip", target, VERSION)
+    def unpack_it() -> None:
+        unpack(folder / "sdk.zip", target, f"qairt/{VERSION}/", 1 << 30)
         check_sdk(target, VERSION)
 
     with pytest.raises(InfraError, match=problem):
-        unpack()
+        unpack_it()
     assert sorted(path.name for path in folder.iterdir()) == ["inner", "sdk.zip"]
     assert [path.name for path in (folder / "inner").iterdir()] == ["sdk"]
 
@@ -196,11 +196,10 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, archive: bytes, problem: s
     _refuse(tmp_path, archive, problem)
 
 
-def test_an_archive_larger_than_any_sdk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_larger_than_any_sdk_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sdk.zip").write_bytes(zipped_sdk(sdk_files()))
-    monkeypatch.setattr(sdk_archives, "_MOST_BYTES", 100)
     with pytest.raises(InfraError, match="it is larger than any SDK"):
-        unpack_sdk(tmp_path / "sdk.zip", tmp_path / "sdk", VERSION)
+        unpack(tmp_path / "sdk.zip", tmp_path / "sdk", f"qairt/{VERSION}/", 100)
 
 
 class TestLicence:

@@ -13,8 +13,7 @@ import numpy as np
 
 from farm.base.errors import ConfigError
 from farm.builds.bundles.bundle import INPUTS, Generation, TensorSpec
-from farm.suites.generate import DECODE as DECODE  # noqa: PLC0414 - part of what a program of this kind is
-from farm.suites.generate import PREFILL as PREFILL  # noqa: PLC0414
+from farm.suites.generate import DECODE, PREFILL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

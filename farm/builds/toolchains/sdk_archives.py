@@ -106,33 +106,28 @@ class Consent(msgspec.Struct, frozen=True):
     """Address of the files that the user was shown."""
 
 
-def is_accepted(config: Config, licence: str) -> bool:
-    """Return whether the user has accepted a licence before."""
-    return licence in _consents(config)
+def consents(config: Config) -> dict[str, Consent]:
+    """Return the recorded consents by licence."""
+    try:
+        return msgspec.json.decode(_consent_file(config).read_bytes(), type=dict[str, Consent])
+    except (OSError, msgspec.DecodeError):
+        return {}
 
 
 def record_consent(config: Config, offer: SdkOffer) -> None:
     """Record the user's consent to the licence of an offer. Raises UsageError for an unwritable state folder."""
     path = _consent_file(config)
-    consents = {**_consents(config), offer.licence: Consent(int(time.time() * 1000), offer.url)}
+    given = {**consents(config), offer.licence: Consent(int(time.time() * 1000), offer.url)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(consents)))
+            file.write(msgspec.json.format(msgspec.json.encode(given)))
     except OSError as error:
         raise UsageError(f"cannot record the consent in {path}: {error.strerror}: make it writable for you") from None
 
 
 def _consent_file(config: Config) -> Path:
     return config.state_dir / "licences.json"
-
-
-def _consents(config: Config) -> dict[str, Consent]:
-    """Return the recorded consents by licence."""
-    try:
-        return msgspec.json.decode(_consent_file(config).read_bytes(), type=dict[str, Consent])
-    except (OSError, msgspec.DecodeError):
-        return {}
 
 
 def is_safe(url: str) -> bool:
@@ -155,11 +150,9 @@ def read_small(url: str, most_bytes: int) -> bytes:
     file = io.BytesIO()
     try:
         _append(url, file, most_bytes)
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code == httpx.codes.NOT_FOUND:
-            raise FileNotFoundError(url) from None
-        raise _failed(url, error) from None
     except _ERRORS as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.NOT_FOUND:
+            raise FileNotFoundError(url) from None
         raise _failed(url, error) from None
     return file.getvalue()
 
@@ -217,8 +210,7 @@ def _failed(url: str, error: Exception) -> InfraError:
 # Unpacking of a QNN SDK from an untrusted zip file, and the checks before its first use.
 
 
-# Limits far above any SDK: the SDKs of 2025 are 2 GB, 6 GB unpacked, in 20,000 files.
-_MOST_BYTES = 64 * 2**30
+# Far above any SDK: the SDKs of 2025 have 20,000 files.
 _MOST_FILES = 400_000
 _CHUNK = 2**20
 # PATH_MAX of Linux, with the closing NUL.
@@ -233,17 +225,11 @@ _MACHINES = (
 _NEEDED = (LIBRARY, "libQnnSystem.so")
 
 
-def unpack_sdk(archive: Path, folder: Path, version: str) -> None:
-    """Unpack the SDK of that version, `qairt/VERSION/` in the archive, into `folder`.
-
-    Raises InfraError for an archive that is damaged, has a name or a link leading out of the folder, or is larger than
-    any SDK.
-    """
-    unpack(archive, folder, f"qairt/{version}/", _MOST_BYTES)
-
-
 def unpack(archive: Path, folder: Path, prefix: str, most_bytes: int) -> None:
-    """Unpack the files below `prefix` in a zip file into `folder`, at most `most_bytes`. Raises as `unpack_sdk`."""
+    """Unpack the files below `prefix` in a zip file into `folder`, at most `most_bytes`.
+
+    Raises InfraError for an archive that is damaged, has a name or a link leading out of the folder, or is larger.
+    """
     folder.mkdir(exist_ok=True)
     try:
         with zipfile.ZipFile(archive) as opened:

@@ -49,7 +49,6 @@ from farm.builds.toolchains.sdk_archives import (
     refused,
     require_safe,
     unpack,
-    unpack_sdk,
 )
 from farm.builds.toolchains.sdks import is_version, sdks_folder, version_in_wheel, version_numbers
 
@@ -77,8 +76,8 @@ print(json.dumps({"version": names["QNN_VERSION"], "url": names["QNN_ZIP_URL"]})
 _SDK_VERSION = re.compile(r"\d{1,4}(\.\d{1,15}){2,4}")
 _COMPLETE = re.compile(r"\d{1,4}(\.\d{1,15}){3}")
 _ASK_SECONDS = 60.0
-# Far above any archive: the SDKs of 2025 have 2 GB.
-_MOST_SDK_BYTES = 32 << 30
+# Far above any archive: the SDKs of 2025 have 2 GB, 6 GB unpacked.
+_MOST_SDK_BYTES, _MOST_SDK_UNPACKED = 32 << 30, 64 << 30
 
 
 def offered_sdk(config: Config, version: str = "") -> SdkOffer:
@@ -109,13 +108,13 @@ def offered_sdk(config: Config, version: str = "") -> SdkOffer:
 def fetch_sdk(config: Config, offer: SdkOffer, sha256: str = "") -> Path:
     """Return the folder of the SDK in the cache, downloaded and checked on the first call. Raises as `fetch_offer`."""
 
-    def unpack(archive: Path, folder: Path) -> None:
-        unpack_sdk(archive, folder, offer.version)
+    def unpack_sdk(archive: Path, folder: Path) -> None:
+        unpack(archive, folder, f"qairt/{offer.version}/", _MOST_SDK_UNPACKED)
         check_sdk(folder, offer.version)
 
     # The SDK of a wheel is not Qualcomm's archive, and has a part of its files only.
     root = sdks_folder(config.cache_dir) / offer.version
-    return fetch_offer(offer, root, unpack, sha256, _MOST_SDK_BYTES, lambda folder: not wheel_release(folder))
+    return fetch_offer(offer, root, unpack_sdk, sha256, _MOST_SDK_BYTES, lambda folder: not wheel_release(folder))
 
 
 def _script(config: Config) -> Path:

@@ -176,8 +176,7 @@ def _targets(root: Path) -> tuple[str, ...]:
 def installed_sdks(config: Config) -> list[QnnSdk]:
     """Return the QNN of farm's environment and of the cache, newest first."""
     roots = [path.parent for path in sdks_folder(config.cache_dir).glob("*/sdk.yaml")]
-    origins = [noted.origin if (noted := fetched_sdk(root)) else "" for root in roots]
-    found = [QnnSdk(sdk_version(root), root, origin) for root, origin in zip(roots, origins, strict=True)]
+    found = [QnnSdk(sdk_version(root), root, one.origin if (one := fetched_sdk(root)) else "") for root in roots]
     if version := wheel_version():
         found.append(QnnSdk(version, None, f"{WHEEL} {package_version(WHEEL)}"))
     return sorted(found, key=lambda sdk: version_numbers(sdk.version), reverse=True)

@@ -455,9 +455,9 @@ def _require_licence(config: Config, offer: SdkOffer, *, accepted: bool) -> None
 
     Raises UsageError for a refusal, and without a terminal.
     """
-    from farm.builds.toolchains.sdk_archives import is_accepted, record_consent
+    from farm.builds.toolchains.sdk_archives import consents, record_consent
 
-    if is_accepted(config, offer.licence):
+    if offer.licence in consents(config):
         return
     if not accepted:
         about = f"{offer.name} {offer.version} is Qualcomm's, under a licence of its own: {offer.licence}"

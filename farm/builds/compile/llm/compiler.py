@@ -18,7 +18,6 @@ import msgspec
 import torch
 
 from farm.builds.bundles.bundle import MODEL, Generation, Manifest, write_origins
-from farm.builds.bundles.generation import DECODE, PREFILL
 from farm.builds.bundles.key import shares_weights
 from farm.builds.compile.flows.compiler import CompiledProgram, settings_of_one_job, write_bundle
 from farm.builds.compile.flows.edge_nodes import Delegation, EdgeOrigins, built_operators, read_delegation
@@ -31,7 +30,7 @@ from farm.builds.compile.llm.greedy import Row, continuation
 from farm.builds.compile.llm.ready import token_tensors
 from farm.builds.compile.llm.upstream import checkpoint_in_use, make_checkpoint
 from farm.builds.program.pte import read_pte
-from farm.suites.generate import find_architecture
+from farm.suites.generate import DECODE, PREFILL, find_architecture
 from farm.suites.prompts import AskedTokens, asked_of, decoder_params, generate_of, most_scored
 from farm.suites.suite import Case, Job
 

@@ -10,13 +10,14 @@ import msgspec
 import torch
 
 from farm.builds.bundles.bundle import LIKELIHOOD_COLUMNS, MODEL, Manifest, TensorSpec
-from farm.builds.bundles.generation import DECODE, generation_of, padded
+from farm.builds.bundles.generation import generation_of, padded
 from farm.builds.bundles.ready import features_of, read_ready
 from farm.builds.compile.flows.compiler import CompiledProgram, write_bundle
 from farm.builds.compile.flows.factory import read_expected
 from farm.builds.compile.flows.flow import Stopwatch
 from farm.builds.compile.flows.reference import tensor_spec
 from farm.builds.program.pte import read_pte
+from farm.suites.generate import DECODE
 from farm.suites.prompts import asked_of, expected_of, generate_of, most_scored
 from farm.suites.suite import Job
 
