@@ -42,28 +42,8 @@ from farm.base.errors import FarmError, InfraError, MissingToolError, UsageError
 from farm.base.socs import find_soc
 from farm.builds.runtime.qnn_sdk import linux_files
 from farm.builds.runtime.runtime import attached_runtime
-from farm.builds.toolchains import sdk_sources
+from farm.builds.toolchains import sdk_sources, sdks
 from farm.builds.toolchains.sdk_archives import check_sdk, unpack
-from farm.builds.toolchains.sdk_sources import (
-    KNOWN_WHEELS,
-    candidates,
-    fetch_release,
-    fetch_sdk,
-    fetch_wheel_sdk,
-    offered_release,
-    offered_sdk,
-)
-from farm.builds.toolchains.sdks import (
-    cached_sdks,
-    find_cached,
-    installed_sdks,
-    native_fields,
-    removable_sdks,
-    remove_sdk,
-    resolve_qnn,
-    sdk_states,
-    wheel_version,
-)
 
 ARCHIVE = f"/maven2/v{VERSION}.zip"
 RELEASE = "2.47.0"
@@ -93,7 +73,7 @@ def left_over(cache: Path) -> list[Path]:
 
 
 def _fetch(config: Config, sha256: str = "") -> Path:
-    return fetch_sdk(config, offered_sdk(config), sha256)
+    return sdk_sources.fetch_sdk(config, sdk_sources.offered_sdk(config), sha256)
 
 
 class TestDownloader:
@@ -110,7 +90,7 @@ class TestDownloader:
         assert noted["licence_accepted"]
         assert _fetch(config) == root
         assert server.asked == [ARCHIVE]
-        assert resolve_qnn(config, "2.37") == resolve_qnn(config, "v" + VERSION) == root
+        assert sdks.resolve_qnn(config, "2.37") == sdks.resolve_qnn(config, "v" + VERSION) == root
 
     def test_another_archive_than_the_one_of_the_hash_is_refused_and_leaves_nothing(
         self, config: Config, server: MavenServer
@@ -132,12 +112,12 @@ class TestDownloader:
         assert config.toolchain.executorch is not None
         give_downloader(config.toolchain.executorch, url, version)
         with pytest.raises(MissingToolError, match="expected a version, and a zip file at an https address"):
-            offered_sdk(config)
+            sdk_sources.offered_sdk(config)
 
     def test_a_toolchain_without_a_downloader_is_named(self, config: Config, tmp_path: Path) -> None:
         bare = msgspec.structs.replace(config.toolchain, executorch=tmp_path)
         with pytest.raises(MissingToolError, match=r"the toolchain main has no backends/qualcomm/\S+sdk\.py"):
-            offered_sdk(msgspec.structs.replace(config, toolchain=bare))
+            sdk_sources.offered_sdk(msgspec.structs.replace(config, toolchain=bare))
 
 
 def _refuse(folder: Path, archive: bytes, problem: str) -> None:
@@ -261,12 +241,12 @@ class TestWheels:
     ) -> None:
         make_wheel(index, "2.5.0", library, "2.49.40")
         lines = LogLines()
-        root = fetch_wheel_sdk(config.cache_dir, "2.49")
+        root = sdk_sources.fetch_wheel_sdk(config.cache_dir, "2.49")
         assert lines == ["fetching onnxruntime-qnn 2.5.0, about 100 MB"]
         assert root.name == "2.49.40.260810104044"
         names = ["libQnnHtp.so", "libQnnSystem.so", "libc++-1234.so.1.0"]
         assert sorted(path.name for path in (root / HOST).iterdir()) == names
-        assert fetch_wheel_sdk(config.cache_dir, "2.49.40") == root == resolve_qnn(config, "2.49")
+        assert sdk_sources.fetch_wheel_sdk(config.cache_dir, "2.49.40") == root == sdks.resolve_qnn(config, "2.49")
         assert len(lines) == 1
         # Arm Linux devices get the same release, not the release in farm's environment.
         assert linux_files(root, config.cache_dir).version == "onnxruntime-qnn 2.5.0"
@@ -277,15 +257,15 @@ class TestWheels:
     ) -> None:
         make_wheel(index, "2.4.0", library, "2.48.40")
         with pytest.raises(InfraError, match=r"onnxruntime_qnn-2\.4\.0.* has QNN 2\.49\.40\S+, expected 2\.48\.40"):
-            fetch_wheel_sdk(config.cache_dir, "2.48")
-        assert installed_sdks(config)[1:] == []
+            sdk_sources.fetch_wheel_sdk(config.cache_dir, "2.48")
+        assert sdks.installed_sdks(config)[1:] == []
 
     def test_a_version_that_no_wheel_has_lists_those_there_are(self, config: Config, index: Path) -> None:
         del index
         with pytest.raises(MissingToolError) as raised:
-            fetch_wheel_sdk(config.cache_dir, "2.33")
-        assert all(qnn in str(raised.value) for qnn in KNOWN_WHEELS.values())
-        assert candidates("2.47.0.1") == ["2.3.0"]
+            sdk_sources.fetch_wheel_sdk(config.cache_dir, "2.33")
+        assert all(qnn in str(raised.value) for qnn in sdk_sources.KNOWN_WHEELS.values())
+        assert sdk_sources.candidates("2.47.0.1") == ["2.3.0"]
 
     @pytest.mark.whole
     @pytest.mark.parametrize("qnn", ["2.47", pytest.param("2.49", marks=pytest.mark.soak)])
@@ -304,8 +284,8 @@ class TestWheels:
 
 class TestNames:
     def test_what_is_named_is_used_or_refused(self, config: Config, tmp_path: Path) -> None:
-        here = wheel_version()
-        assert resolve_qnn(config, ".".join(here.split(".")[:2])) is None
+        here = sdks.wheel_version()
+        assert sdks.resolve_qnn(config, ".".join(here.split(".")[:2])) is None
         missing = rf"QNN 2\.9 is not on this machine, there is {here}: run 'farm setup sdk fetch 2\.9'"
         for text, kind, problem in [
             ("2.9", MissingToolError, missing),
@@ -314,7 +294,7 @@ class TestNames:
             (str(tmp_path), MissingToolError, f"has no {HOST}/libQnnHtp.so to compile with"),
         ]:
             with pytest.raises(kind, match=problem):
-                resolve_qnn(config, text)
+                sdks.resolve_qnn(config, text)
 
     def test_the_newest_build_of_a_version_is_taken_and_a_longer_number_is_no_prefix(self, config: Config) -> None:
         for version in ("2.37.0.250724", "2.37.1.250801", "2.370.0.1"):
@@ -322,13 +302,13 @@ class TestNames:
             for name, content in sdk_files(version).items():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_bytes(content)
-        assert resolve_qnn(config, "2.37") == config.cache_dir / "sdks" / "2.37.1.250801"
-        assert resolve_qnn(config, "2.37.0") == config.cache_dir / "sdks" / "2.37.0.250724"
+        assert sdks.resolve_qnn(config, "2.37") == config.cache_dir / "sdks" / "2.37.1.250801"
+        assert sdks.resolve_qnn(config, "2.37.0") == config.cache_dir / "sdks" / "2.37.0.250724"
 
     def test_native_folders_are_those_of_the_qnn_table(self, tmp_path: Path) -> None:
         (tmp_path / "build-android").mkdir()
         toolchain = ToolchainConfig(name="main", native={"android-arm64": tmp_path / "build-android"})
-        fields = native_fields(toolchain)
+        fields = sdks.native_fields(toolchain)
         assert fields["executorch_build"] == fields["android_executorch"] == tmp_path / "build-android"
         # Made with another ExecuTorch.
         assert fields["android_runner"] is fields["android_backend_library"] is None
@@ -337,7 +317,7 @@ class TestNames:
             ({"direct": tmp_path / "none"}, "toolchain.main: native.direct: .*none is no folder"),
         ]:
             with pytest.raises(UsageError, match=problem):
-                native_fields(msgspec.structs.replace(toolchain, native=native))
+                sdks.native_fields(msgspec.structs.replace(toolchain, native=native))
 
 
 class TestUse:
@@ -355,7 +335,7 @@ class TestUse:
         listed = own.farm("setup", "sdk", "list")
         assert f"{VERSION} *" in listed.stdout
         assert all(len(line) <= 80 for line in listed.stdout.splitlines()), listed.stdout
-        own.farm("setup", "sdk", "use", ".".join(wheel_version().split(".")[:2]), code=0)
+        own.farm("setup", "sdk", "use", ".".join(sdks.wheel_version().split(".")[:2]), code=0)
         assert file.read_text() == before + after
 
     def test_without_a_farm_toml_it_says_what_to_write(self, home: FarmHome, config: Config) -> None:
@@ -375,29 +355,29 @@ class TestUse:
 
 def test_an_sdk_goes_when_nothing_names_it(config: Config) -> None:
     root = _fetch(config)
-    (found,) = cached_sdks(config)
+    (found,) = sdks.cached_sdks(config)
     assert (found.version, found.named) == (VERSION, False)
-    assert removable_sdks(config, None) == removable_sdks(config, 3600) == []
-    assert removable_sdks(msgspec.structs.replace(config, sdk_root=root), 0) == []
+    assert sdks.removable_sdks(config, None) == sdks.removable_sdks(config, 3600) == []
+    assert sdks.removable_sdks(msgspec.structs.replace(config, sdk_root=root), 0) == []
     table = {"main": ToolchainConfig(name="main", named=True, qnn="2.37")}
-    assert removable_sdks(msgspec.structs.replace(config, toolchains=table), -10) == []
+    assert sdks.removable_sdks(msgspec.structs.replace(config, toolchains=table), -10) == []
     layout = config.cache_dir / "sdk" / "layout" / "lib/x86_64-linux-clang/real"
     layout.mkdir(parents=True)
     (layout / "libQnnHtp.so").symlink_to(root / HOST / "libQnnHtp.so")
-    remove_sdk(config, found)
+    sdks.remove_sdk(config, found)
     assert not root.exists()
     assert not (config.cache_dir / "sdk" / "layout").exists()
     with pytest.raises(FarmError, match="farm setup sdk fetch"):
-        resolve_qnn(config, "2.37")
+        sdks.resolve_qnn(config, "2.37")
 
 
 def fetch_aar(config: Config, wanted: str = "", sha256: str = "") -> Path:
-    return fetch_release(config, offered_release(config, wanted), sha256)
+    return sdk_sources.fetch_release(config, sdk_sources.offered_release(config, wanted), sha256)
 
 
 def test_the_newest_release_becomes_a_runtime_with_skels_by_their_hexagon(config: Config, server: MavenServer) -> None:
     server.publish("2.9.1", zipped(aar_files()))
-    offer = offered_release(config, "")
+    offer = sdk_sources.offered_release(config, "")
     assert (offer.version, offer.nbytes, offer.licence) == (RELEASE, len(server.files[AAR]), LICENCE)
     root = fetch_aar(config, sha256=hashlib.sha256(server.files[AAR]).hexdigest())
     files = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
@@ -406,7 +386,7 @@ def test_the_newest_release_becomes_a_runtime_with_skels_by_their_hexagon(config
     assert files == {"LICENSE", "farm-fetched.json", "sdk.yaml", *android, *skels}
     assert fetch_aar(config, "2.47") == root
     assert server.asked.count(AAR) == 1
-    assert offered_release(config, "2.9").version == "2.9.1"
+    assert sdk_sources.offered_release(config, "2.9").version == "2.9.1"
 
 
 def test_it_is_enough_for_a_device_and_no_sdk_for_the_compiler(config: Config, tmp_path: Path) -> None:
@@ -420,8 +400,8 @@ def test_it_is_enough_for_a_device_and_no_sdk_for_the_compiler(config: Config, t
     assert made.versions["qnn"] == RELEASE
     with pytest.raises(MissingToolError, match=r"libQnnHtpV79Skel\.so.*farm setup sdk fetch --source maven"):
         attached_runtime(phone, find_soc("SM8750"), "htp")
-    assert find_cached(config, "2.47") is None
-    [state] = [one for one in sdk_states(config) if one.root == root]
+    assert sdks.find_cached(config, "2.47") is None
+    [state] = [one for one in sdks.sdk_states(config) if one.root == root]
     assert (state.backends, state.problem, state.targets) == ((), "", ("android", "hexagon v73-v75"))
 
 
@@ -459,7 +439,7 @@ def test_an_artifact_without_checksums_and_a_pom_of_another_one_are_refused(
     with pytest.raises(InfraError, match=r"describes com\.qualcomm\.qti:qnn-runtime:2\.47\.0:aar, expected"):
         fetch_aar(config, "2.49")
     with pytest.raises(MissingToolError, match=r"has no com\.qualcomm\.qti:qnn-runtime 2\.50: the newest are 2\.47\.0"):
-        offered_release(config, "2.50")
+        sdk_sources.offered_release(config, "2.50")
 
 
 @pytest.mark.parametrize(
@@ -499,7 +479,7 @@ def test_an_xml_file_in_another_encoding_than_utf8_is_refused(
     for data in (text.encode("utf-16"), text.encode("utf-16-le"), text.encode("cp037"), in_utf8):
         server.files[f"{FOLDER}/maven-metadata.xml"] = data
         with pytest.raises((InfraError, MissingToolError)) as raised:
-            offered_release(config, "")
+            sdk_sources.offered_release(config, "")
         assert "EXPANDED" not in str(raised.value)
 
 
@@ -527,9 +507,9 @@ def test_a_broken_download_continues(config: Config, server: MavenServer, *, ran
 def test_an_address_that_is_not_safe_is_refused_also_behind_a_redirect(config: Config, server: MavenServer) -> None:
     for url in ("http://example.org/maven2", "ftp://127.0.0.1/", "file:///etc"):
         with pytest.raises(UsageError, match="expected an https address"):
-            offered_release(msgspec.structs.replace(config, maven_url=url), "")
+            sdk_sources.offered_release(msgspec.structs.replace(config, maven_url=url), "")
     with pytest.raises(InfraError, match="cannot fetch https://a..b/maven2/"):
-        offered_release(msgspec.structs.replace(config, maven_url="https://a..b/maven2"), "")
+        sdk_sources.offered_release(msgspec.structs.replace(config, maven_url="https://a..b/maven2"), "")
     server.redirect = "http://example.org/qnn.aar"
     with pytest.raises(InfraError, match="https?://.* leads to http://example.org/qnn.aar, which is no https address"):
         fetch_aar(config)
@@ -542,7 +522,7 @@ def test_a_proxy_that_cannot_be_used_is_named(config: Config, monkeypatch: pytes
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ALL_PROXY", proxy)
     with pytest.raises(InfraError, match=r"cannot fetch .*: check the network, the proxy or the address"):
-        offered_release(config, "")
+        sdk_sources.offered_release(config, "")
 
 
 @pytest.fixture(name="asked")
