@@ -202,8 +202,7 @@ def _suite_problems(table: _SuiteManifest, folder: str) -> Problems:
     if suite.name != folder:
         yield "suite.name", f"is {suite.name!r}, expected {folder!r} as the folder is called"
     yield from _unknown("suite.precisions", suite.precisions, PRECISIONS)
-    yield from _unknown("suite.tolerance", suite.tolerance, PRECISIONS)
-    yield from _limit_problems("suite.tolerance", suite.tolerance)
+    yield from _tolerance_problems("suite.tolerance", suite.tolerance)
     yield from _unknown("suite.backends", suite.backends, BACKENDS)
     # A table may add to a case of another name: `[case.stm.tolerance.8a8w]`.
     runs = {"inputs", "module", "program", "pte", "generate"}
@@ -224,7 +223,8 @@ def _unknown(key: str, names: Iterable[str], known: Collection[str]) -> Problems
             yield key, f"{name!r} is none of {', '.join(known)}"
 
 
-def _limit_problems(key: str, tolerances: Mapping[str, Tolerance]) -> Problems:
+def _tolerance_problems(key: str, tolerances: Mapping[str, Tolerance]) -> Problems:
+    yield from _unknown(key, tolerances, PRECISIONS)
     for (precision, tolerance), reference in itertools.product(tolerances.items(), REFERENCES):
         for name, limit in msgspec.structs.asdict(getattr(tolerance, reference)).items():
             if limit is not None and (problem := FIGURES[name].limit_problem(limit)):
@@ -279,8 +279,7 @@ def _case_problems(name: str, table: _CaseTable, every_expected: Sequence[Expect
     if problem := table.features.problem:
         yield "features", problem
     yield from _unknown("precisions", table.precisions, PRECISIONS)
-    yield from _unknown("tolerance", table.tolerance, PRECISIONS)
-    yield from _limit_problems("tolerance", table.tolerance)
+    yield from _tolerance_problems("tolerance", table.tolerance)
     for issue in table.known_issues:
         yield from _issue_problems("known_issues", issue)
     on_request = [figure.name for figure in FIGURES.values() if figure.on_request]

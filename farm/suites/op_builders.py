@@ -73,16 +73,13 @@ def _targets(path: Path) -> tuple[str, ...]:
 
 def _assigned(statement: ast.stmt) -> list[str]:
     """Return the strings in the list that `target` is set to."""
-    if isinstance(statement, ast.Assign):
-        names, value = statement.targets, statement.value
-    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-        names, value = [statement.target], statement.value
-    else:
-        return []
-    if not any(isinstance(name, ast.Name) and name.id == "target" for name in names):
-        return []
-    elements = value.elts if isinstance(value, ast.List | ast.Tuple) else []
-    return [e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str)]
+    match statement:
+        case (
+            ast.Assign(targets=[ast.Name("target")], value=ast.List(elements) | ast.Tuple(elements))
+            | ast.AnnAssign(target=ast.Name("target"), value=ast.List(elements) | ast.Tuple(elements))
+        ):
+            return [e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str)]
+    return []
 
 
 class SuiteOperators(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,7 +159,7 @@ def native_functions() -> frozenset[str]:
 
 def _written_out(node: ast.Attribute) -> str:
     """Return X of `torch.ops.aten.X.overload`; "" for another attribute."""
-    above = node.value
-    if isinstance(above, ast.Attribute) and isinstance(above.value, ast.Attribute) and above.value.attr == "aten":
-        return above.attr
+    match node.value:
+        case ast.Attribute(attr=name, value=ast.Attribute(attr="aten")):
+            return name
     return ""

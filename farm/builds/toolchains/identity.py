@@ -48,7 +48,7 @@ _MAIN = frozenset(PACKAGES)
 # Installers of packages take part in no compile.
 _INSTALLERS = frozenset({"pip"})
 _INFO = (".dist-info", ".egg-info")
-_FOLDER, _MOST_REMEMBERED = "distributions", 50
+_FOLDER, _MOST_REMEMBERED = "distributions", 200
 # Version of the rule, part of the key of remembered decisions: a new version decides anew.
 _RULE = "3"
 
@@ -66,11 +66,11 @@ def parts_of(cache_dir: Path, entries: Sequence[str]) -> NamesByPart:
     """Return the names in `entries` of sys.path that take part; decided once for each set of installed packages."""
     installed = [_info_folders(entry) for entry in entries]
     state = msgspec.json.encode((_RULE, entries, installed))
-    return remembered(cache_dir / _FOLDER, state, NamesByPart, _MOST_REMEMBERED, lambda: _decide(entries))
+    return remembered(cache_dir / _FOLDER, state, NamesByPart, lambda: _decide(entries))
 
 
-def remembered(folder: Path, state: bytes, kind: type[_T], most: int, decide: Callable[[], _T]) -> _T:
-    """Return the decision for a state of files, taken once: `folder` keeps the `most` latest decisions.
+def remembered(folder: Path, state: bytes, kind: type[_T], decide: Callable[[], _T]) -> _T:
+    """Return the decision for a state of files, taken once: `folder` keeps the latest decisions.
 
     A file that another user could have written is not used.
     """
@@ -82,7 +82,7 @@ def remembered(folder: Path, state: bytes, kind: type[_T], most: int, decide: Ca
     with contextlib.suppress(OSError):
         make_folders(folder)
         write_atomically(memory, msgspec.json.encode(found), mode=0o600)
-        for path in sorted(folder.glob("*.json"), key=os.path.getmtime, reverse=True)[most:]:
+        for path in sorted(folder.glob("*.json"), key=os.path.getmtime, reverse=True)[_MOST_REMEMBERED:]:
             path.unlink(missing_ok=True)
     return found
 
@@ -283,10 +283,9 @@ def _mapped(sites: Iterable[str]) -> Iterable[tuple[str, Path]]:
         for finder in Path(site).glob("__editable___*_finder.py"):
             with contextlib.suppress(OSError, ValueError, SyntaxError):
                 for node in ast.parse(finder.read_bytes()).body:
-                    if not isinstance(node, ast.AnnAssign) or node.value is None:
-                        continue
-                    if isinstance(node.target, ast.Name) and node.target.id == "MAPPING":
-                        yield from ((name, Path(path)) for name, path in ast.literal_eval(node.value).items())
+                    match node:
+                        case ast.AnnAssign(target=ast.Name("MAPPING"), value=ast.Dict() as mapping):
+                            yield from ((name, Path(path)) for name, path in ast.literal_eval(mapping).items())
 
 
 def _is_standard(entry: str) -> bool:
@@ -378,7 +377,7 @@ _GIT_SECONDS = 30.0
 # torch is not edited in place: its code is generated and compiled.
 _DEVELOPED = ("executorch", "torchao")
 _SUBMODULE = "160000"
-_EDITED_FOLDER, _MOST_EDITED = "edited", 200
+_EDITED_FOLDER = "edited"
 # Suffixes of text for people, whose changes do not change a compile.
 _TEXT = (".md", ".rst", ".png", ".svg", ".ipynb")
 _NATIVE = Path("backends", "qualcomm")
@@ -447,13 +446,8 @@ def edited_files(cache_dir: Path, tree: PackageTree) -> tuple[str, ...]:
         return ()
     status = record.stat()
     state = f"{tree.folder}\0{tree.digest}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
-    return remembered(
-        cache_dir / _EDITED_FOLDER,
-        os.fsencode(state),
-        tuple[str, ...],
-        _MOST_EDITED,
-        lambda: _differing(cache_dir, tree, record),
-    )
+    folder, decide = cache_dir / _EDITED_FOLDER, lambda: _differing(cache_dir, tree, record)
+    return remembered(folder, os.fsencode(state), tuple[str, ...], decide)
 
 
 def _differing(cache_dir: Path, tree: PackageTree, record: Path) -> tuple[str, ...]:

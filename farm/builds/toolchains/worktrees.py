@@ -352,10 +352,7 @@ def toolchain_at(config: Config, checkout: Path) -> ToolchainConfig:
 
 def worktrees(cache_dir: Path) -> list[WorktreeEntry]:
     """Return the worktrees and builds in the cache, most recently used first."""
-    found = []
-    for folder in _folders(cache_dir):
-        files, nbytes = folder_size(folder)
-        found.append(WorktreeEntry(str(folder), files, nbytes, _used_ms(folder)))
+    found = (WorktreeEntry(str(folder), *folder_size(folder), _used_ms(folder)) for folder in _folders(cache_dir))
     return sorted(found, key=lambda entry: -entry.used_ms)
 
 
