@@ -27,7 +27,6 @@ from farm.dispatch.messages import FromDevice, ProcessEnded, ToDevice
 from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.request.request import RunPlan
 from farm.dispatch.run.run import LocalRecords
-from farm.policy.situation import Lease
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.cluster.records import PlannedJob, ShardResult
 
@@ -97,7 +96,7 @@ class World:
             DeviceRunner(device, self.jobs, self.host, linger_s=math.inf, rest_s=math.inf)
             for device in self.plan.devices
         ]
-        self.recorder: Any = SteppedRecorder(self, LocalRecords("run", store, lambda *_: None))
+        self.recorder: Any = SteppedRecorder(self, LocalRecords("run", store))
 
     def make(self, device: Device) -> Process:
         """Return a new device process."""
@@ -141,7 +140,7 @@ class World:
             self.notes.close()
 
     def _run(self) -> int:
-        self.jobs.begin(self.runners, self.recorder)
+        self.jobs.begin(self.runners, self.recorder, lambda _: None)
         self.pool.begin(self.jobs.pool_changed)
         for step in range(MOST_STEPS):
             self.look()
@@ -193,11 +192,9 @@ class SteppedRecorder:
         refused = self._records.record([result])
         self._world.jobs.recorded([result], refused)
 
-    def release(self, lease: Lease, done: Callable[[], None]) -> None:
-        self._records.release([lease])
+    def after(self, device: str, write: Callable[[], None], done: Callable[[], None] = lambda: None) -> None:
+        write()
         done()
-
-    def health(self, event: Any) -> None: ...
 
 
 class Process:

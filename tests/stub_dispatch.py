@@ -15,14 +15,13 @@ from stub_run import Quiet
 from waiting import all_the_time, until
 
 from farm.base.errors import FarmError
-from farm.devices.device import Device, HealthEvent
+from farm.devices.device import Device
 from farm.dispatch import messages
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.pool.device_pool import DevicePool
 from farm.dispatch.request.request import RunPlan
 from farm.policy.retries import tried
-from farm.policy.situation import Lease
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.cluster.records import PlannedJob, ShardResult
 
@@ -148,15 +147,12 @@ class StubRecorder:
 
         self._put(record)
 
-    def release(self, lease: Lease, done: Callable[[], None]) -> None:
-        def end() -> None:
-            self._bench.pool.let_go(lease.device, lease.fence)
+    def after(self, _device: str, write: Callable[[], None], done: Callable[[], None] = lambda: None) -> None:
+        def act() -> None:
+            write()
             done()
 
-        self._put(end)
-
-    def health(self, event: HealthEvent) -> None:
-        del event
+        self._put(act)
 
     def let_go(self) -> None:
         """Record everything that was held."""
@@ -219,7 +215,7 @@ class Bench:
         return self.front.notes
 
     def begin(self) -> None:
-        self.jobs.begin(self.runners, self.recorder)
+        self.jobs.begin(self.runners, self.recorder, lambda _: None)
         self.decide()
 
     def decide(self) -> None:

@@ -92,9 +92,11 @@ class LocalJobs:
         self.abandoned: set[str] = set()
         """Ids of jobs for which no device was left."""
 
-    def begin(self, runners: Sequence[DeviceRunner], recorder: Recorder) -> None:
-        """Begin to give jobs to `runners` and results to `recorder`."""
-        self._recorder = recorder
+    def begin(
+        self, runners: Sequence[DeviceRunner], recorder: Recorder, record_health: Callable[[HealthEvent], None]
+    ) -> None:
+        """Begin to give jobs to `runners` and results to `recorder`; `record_health` writes into the store."""
+        self._recorder, self._record_health = recorder, record_health
         self._runners = {runner.device.id: runner for runner in runners}
         for soc in {runner.device.soc for runner in runners}:
             self._leave_done(soc)
@@ -170,11 +172,12 @@ class LocalJobs:
 
     def release(self, lease: Lease, done: Callable[[], None]) -> None:
         """End a lease after all results are recorded, then call `done` in the decision thread."""
-        self._recorder.release(lease, partial(self._dispatcher.post, done))
+        let_go = partial(self._pool.let_go, lease.device, lease.fence)
+        self._recorder.after(lease.device, let_go, partial(self._dispatcher.post, done))
 
     def health(self, event: HealthEvent) -> None:
         """Record a health event of a device."""
-        self._recorder.health(event)
+        self._recorder.after("", partial(self._record_health, event))
 
     def resting(self, device: str, why: str, *, halts: bool) -> None:
         """End the use of a device; stop the run if the fault is this machine's."""
@@ -371,10 +374,10 @@ class LocalJobs:
 
     def _give_back(self, device: Device) -> None:
         """End the lease of a device without a job, once for each lease."""
-        lease = self._lease_of(device)
-        if lease.fence and self._given_back.get(device.id) != lease.fence:
-            self._given_back[device.id] = lease.fence
-            self._recorder.release(lease, lambda: None)
+        fence = self._pool.fence(device.id)
+        if fence and self._given_back.get(device.id) != fence:
+            self._given_back[device.id] = fence
+            self._recorder.after(device.id, partial(self._pool.let_go, device.id, fence))
 
     def _show(self) -> None:
         running = {one.device.called: one.running_job for one in self._runners.values() if one.running_job}

@@ -10,7 +10,6 @@ import threading
 import time
 import zlib
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -19,14 +18,12 @@ import msgspec
 
 from farm.base.errors import ArtifactLostError, ArtifactsError, FarmError, LeaseLostError, StoreError, StoreLostError
 from farm.base.text import reason_line
-from farm.devices.device import HealthEvent
 from farm.report.model.format import plural
-from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
+from farm.store.cluster.records import ShardResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from farm.policy.situation import Lease
     from farm.store.records import ArtifactRecord
 
 
@@ -141,22 +138,6 @@ _UPLOAD_SECONDS = 120.0
 """After so long without the artifacts' store a result is recorded without its files."""
 
 
-class RecordSink(Protocol):
-    """The store, as a recorder uses it. Every method raises FarmError."""
-
-    def record(self, results: Sequence[ShardResult]) -> Mapping[int, FarmError]:
-        """Record results under their fences; return the reason for each refused result, by its index."""
-
-    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
-        """Give back a shard with the jobs that are left."""
-
-    def release(self, leases: Sequence[Lease]) -> None:
-        """End leases."""
-
-    def record_health(self, event: HealthEvent) -> None:
-        """Record a health event of a device."""
-
-
 class Uploads(Protocol):
     """Store of the files of attempts."""
 
@@ -179,10 +160,8 @@ class _Action(NamedTuple):
     """A change of the store that follows the results of a device."""
 
     device: str
-    """Id of the device; empty for a change that waits for no files."""
     write: Callable[[], None]
-    done: Callable[[], None] = lambda: None
-    """Called after the change, also if it was given up."""
+    done: Callable[[], None]
 
 
 _Item = _LoggedResult | _Action
@@ -196,18 +175,19 @@ class Recorder:
 
     def __init__(
         self,
-        sink: RecordSink,
+        record: Callable[[Sequence[ShardResult]], Mapping[int, FarmError]],
         log: ResultLog,
         uploads: Uploads | None,
         *,
         recorded: Callable[[Sequence[ShardResult], Mapping[int, FarmError]], None] = lambda *_: None,
         failing: Callable[[FarmError, float], None] = lambda *_: None,
     ) -> None:
-        """`recorded` gets results and the refused results among them by index, `failing` the seconds without answer.
+        """`record` writes results into the store and returns the reason for each refused result, by its index.
 
-        Both are called in the recorder's thread.
+        `recorded` gets results and the refused results among them by index, `failing` the seconds without answer. Both
+        are called in the recorder's thread.
         """
-        self._sink, self._log, self._uploads = sink, log, uploads
+        self._write, self._log, self._uploads = record, log, uploads
         self._recorded, self._failing = recorded, failing
         self._failing_since_s: float | None = None
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
@@ -239,17 +219,12 @@ class Recorder:
             self._warn_once("this disk is full: results are only in memory")
         self._queue.put(_LoggedResult(result))
 
-    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
-        """Give back a shard with the jobs that are left."""
-        self._queue.put(_Action(held.lease.device, partial(self._sink.put_back, held, tuple(jobs), why)))
+    def after(self, device: str, write: Callable[[], None], done: Callable[[], None] = lambda: None) -> None:
+        """Call `write`, which changes the store, behind the results of a device, then `done`, from another thread.
 
-    def release(self, lease: Lease, done: Callable[[], None]) -> None:
-        """End a lease, then call `done`, from another thread."""
-        self._queue.put(_Action(lease.device, partial(self._sink.release, [lease]), done))
-
-    def health(self, event: HealthEvent) -> None:
-        """Record a health event of a device."""
-        self._queue.put(_Action("", partial(self._sink.record_health, event)))
+        An empty `device` waits for no files. `done` is called as well where the change was given up.
+        """
+        self._queue.put(_Action(device, write, done))
 
     def close(self, patience_s: float) -> bool:
         """Record everything and end; return False if that takes longer: then the result log keeps the rest."""
@@ -345,7 +320,7 @@ class Recorder:
         """Record results, and note refused ones: another device has the job by now. Raises StoreError."""
         with contextlib.suppress(OSError):
             self._log.sync()
-        refused = self._sink.record(results)
+        refused = self._write(results)
         with self._logging:
             self._log.mark_recorded(len(results))
         for index, error in refused.items():

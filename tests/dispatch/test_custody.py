@@ -43,9 +43,9 @@ class Shared(Bench):
         self.store = store
         self.pool = DevicePool(devices, store, terms)
         self.jobs._pool = self.pool
-        records = LocalRecords(run_id, store, self.pool.let_go)
         self.log = ResultLog(result_log(self.plan.folder))
-        self.recorder = Recorder(records, self.log, None, recorded=self.jobs.recorded, failing=self.jobs.store_failing)
+        record = LocalRecords(run_id, store).record
+        self.recorder = Recorder(record, self.log, None, recorded=self.jobs.recorded, failing=self.jobs.store_failing)
 
     def begin(self) -> None:
         self.pool.acquire()

@@ -43,12 +43,11 @@ if TYPE_CHECKING:
     from farm.base.processes import Supervisor
     from farm.builds.runtime.native import NativeBuild
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.devices.device import Device, HealthEvent
+    from farm.devices.device import Device
     from farm.dispatch.pool.device_pool import DevicePool
     from farm.dispatch.pool.fleet import Fleet
     from farm.dispatch.request.request import RunOutcome, RunPlan, RunRequest
-    from farm.policy.situation import Lease
-    from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
+    from farm.store.cluster.records import PlannedJob, ShardResult
     from farm.store.records import DeviceView
     from farm.store.store import Store
     from farm.suites.suite import Job
@@ -115,12 +114,10 @@ _LAST_SECONDS = 5.0
 
 
 class LocalRecords:
-    """A `RecordSink`: the store, for a run on this machine."""
+    """Results of a run on this machine in the store."""
 
-    def __init__(self, run_id: str, store: Store, let_go: Callable[[str, int], None] | None = None) -> None:
-        """`let_go` ends the lease of a device, by its id and fence."""
+    def __init__(self, run_id: str, store: Store) -> None:
         self._run_id, self._store = run_id, store
-        self._let_go = let_go or (lambda *_: None)
         self._recorded: set[tuple[int, str]] = set()
         """Results of the present batch that are recorded, by shard and job."""
 
@@ -149,18 +146,6 @@ class LocalRecords:
         self._store.record_attempts(self._run_id, attempts, fences=fences)
         self._recorded.update((result.shard, result.job_id) for result in left)
 
-    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
-        """Do nothing: the jobs are in memory."""
-
-    def release(self, leases: Sequence[Lease]) -> None:
-        """End leases."""
-        for lease in leases:
-            self._let_go(lease.device, lease.fence)
-
-    def record_health(self, event: HealthEvent) -> None:
-        """Record a health event of a device."""
-        self._store.devices.record_health(event)
-
 
 class LocalRun:
     """Run of one plan. `run` belongs to the main thread."""
@@ -181,9 +166,9 @@ class LocalRun:
         self._dispatcher = Dispatcher(self._process)
         self._jobs = LocalJobs(plan, pool, self._dispatcher, listener, most_failures)
         self._log = ResultLog(result_log(plan.folder))
-        records = LocalRecords(plan.run_id, store, pool.let_go)
+        record = LocalRecords(plan.run_id, store).record
         self._recorder = Recorder(
-            records, self._log, None, recorded=self._jobs.recorded, failing=self._jobs.store_failing
+            record, self._log, None, recorded=self._jobs.recorded, failing=self._jobs.store_failing
         )
         self._runners = [
             DeviceRunner(device, self._jobs, self._dispatcher, linger_s=math.inf, rest_s=math.inf)
@@ -202,7 +187,7 @@ class LocalRun:
         try:
             with noticing_deaths(self._thread_died):
                 self._recorder.begin()
-                self._jobs.begin(self._runners, self._recorder)
+                self._jobs.begin(self._runners, self._recorder, self._store.devices.record_health)
                 self._pool.begin(self._jobs.pool_changed)
                 self._dispatcher.run(lambda: self._jobs.is_over, self._tick, _TICK_SECONDS)
         finally:
@@ -242,7 +227,7 @@ def replay_results(run_id: str, run_folder: Path, store: Store) -> None:
         return
     log = ResultLog(result_log(run_folder))
     try:
-        recorder = Recorder(LocalRecords(run_id, store), log, None)
+        recorder = Recorder(LocalRecords(run_id, store).record, log, None)
         recorder.begin()
         recorder.close(_LAST_SECONDS)
     finally:

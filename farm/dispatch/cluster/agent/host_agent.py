@@ -199,10 +199,10 @@ class HostAgent:
             ttl_s=ttl_s,
             heartbeat_s=self._config.leases.heartbeat_s,
         )
-        self._records = SharedRecords(self._store, self._link, ttl_s)
-        self._recorder = Recorder(self._records, self._log, preparer)
+        self._records = SharedRecords(self._store, ttl_s)
+        self._recorder = Recorder(self._records.record, self._log, preparer)
         self._jobs = SharedJobs(
-            self._dispatcher, self._store, self._recorder, self._link, preparer,
+            self._dispatcher, self._store, self._records, self._recorder, self._link, preparer,
             device_of=lambda device: self._runners.get(device).device, changed=self._changed,
         )  # fmt: skip
         self._runners = DeviceRunners(

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 class SharedRecords:
-    """A `RecordSink` in the name of an agent."""
+    """Results and shards in the store, in the name of an agent."""
 
-    def __init__(self, store: Store, link: AgentLink, ttl_s: float) -> None:
-        self._store, self._link, self._ttl_s = store, link, ttl_s
+    def __init__(self, store: Store, ttl_s: float) -> None:
+        self._store, self._ttl_s = store, ttl_s
         self._agent: AgentId
 
     def begin(self, agent: AgentId) -> None:
@@ -52,14 +52,6 @@ class SharedRecords:
     def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Put back a shard with its remaining jobs. Raises LeaseLostError."""
         self._store.cluster.put_back(self._agent, held.id, held.lease.fence, why=why, jobs=jobs)
-
-    def release(self, leases: Sequence[Lease]) -> None:
-        """End leases."""
-        self._link.release(leases)
-
-    def record_health(self, event: HealthEvent) -> None:
-        """Record a health event of a device."""
-        self._store.devices.record_health(event)
 
 
 # Thread between an agent and the store: heartbeats, hints of news, and claims of shards for the devices of the agent.
@@ -325,6 +317,7 @@ class SharedJobs:
         self,
         host: Dispatcher,
         store: Store,
+        records: SharedRecords,
         recorder: Recorder,
         link: AgentLink,
         preparer: Preparer,
@@ -333,7 +326,8 @@ class SharedJobs:
         changed: Callable[[], None],
     ) -> None:
         """`device_of` returns a device by its id; `changed` is called when a device rests."""
-        self._host, self._store, self._recorder, self._link, self._preparer = host, store, recorder, link, preparer
+        self._host, self._store, self._records, self._recorder = host, store, records, recorder
+        self._link, self._preparer = link, preparer
         self._device_of, self._changed = device_of, changed
         self._fetchers = ThreadPoolExecutor(_FETCHING, "prepare")
         self._recorded: set[tuple[str, str]] = set()
@@ -391,15 +385,16 @@ class SharedJobs:
 
     def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Put back a shard with its remaining jobs."""
-        self._recorder.put_back(held, jobs, why)
+        self._recorder.after(held.lease.device, partial(self._records.put_back, held, tuple(jobs), why))
 
     def release(self, lease: Lease, done: Callable[[], None]) -> None:
         """End a lease after all results are recorded, then call `done`."""
-        self._recorder.release(lease, partial(self._host.post, done))
+        release = partial(self._link.release, [lease])
+        self._recorder.after(lease.device, release, partial(self._host.post, done))
 
     def health(self, event: HealthEvent) -> None:
         """Record a health event of a device."""
-        self._recorder.health(event)
+        self._recorder.after("", partial(self._store.devices.record_health, event))
         self.has_quarantined = self.has_quarantined or event.state == Health.QUARANTINED
 
     def resting(self, device: str, why: str, *, halts: bool) -> None:
