@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farm.report.model.format import plural
+from farm.results.analysis import suspected
+from farm.results.analysis.history import Point, changes, split
+from farm.results.analysis.statistics import GATES, TURNS, difference, scaled
 from farm.store.queries.alerts import Standing, standing
 from farm.store.records import STEPS, AlertRecord, AlertState, NewAlert
 from farm.suites.figures import VERIFICATION_TIME, counter_of, is_of_host
@@ -15,8 +18,6 @@ from farm.suites.figures import VERIFICATION_TIME, counter_of, is_of_host
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from farm.results.analysis.history import Point
-    from farm.results.analysis.suspected import RunJudgement
     from farm.store.queries.history import JobPast, SeriesPast
     from farm.store.store import Store
 
@@ -61,16 +62,15 @@ class ComparedSeries(msgspec.Struct, frozen=True):
     @property
     def first(self) -> int:
         """Return the index of the oldest run of the level, which a confirmation takes as the good run."""
-        from farm.results.analysis.suspected import reference
 
-        return reference(self.series.series, self.values[:-1], self.known)
+        return suspected.reference(self.series.series, self.values[:-1], self.known)
 
 
 class HistoryComparison(msgspec.Struct, frozen=True):
     """All numbers of a run, and the suspected regressions among them."""
 
     compared: tuple[ComparedSeries, ...]
-    judged: RunJudgement
+    judged: suspected.RunJudgement
     """Judgement of the run, with indices into `compared`."""
     alerts: Mapping[tuple[int, str], Sequence[AlertRecord]]
     """Alerts of other runs, by series and device kind."""
@@ -118,7 +118,6 @@ def compare_with_history(store: Store, run_id: str, *, programs: Collection[tupl
 
     A local run is judged as if it came after the runs of the branch; `programs` as in `judge_run`.
     """
-    from farm.results.analysis.suspected import Finding, Observation, judge_run
 
     pasts = store.history.pasts_of_run(run_id)
     branch, private = store.runs.branch(run_id)
@@ -126,9 +125,9 @@ def compare_with_history(store: Store, run_id: str, *, programs: Collection[tupl
     # Alerts of newer runs count as well: a run is judged again after a resume or a late import.
     known = {key: [one for one in found if one.run_id != run_id] for key, found in alerts.items()}
     compared = [one for past in pasts for one in compared_series(past, known)]
-    judged = judge_run(
+    judged = suspected.judge_run(
         [
-            Observation(
+            suspected.Observation(
                 one.series.series,
                 one.past.device,
                 _levelled(one),
@@ -147,13 +146,12 @@ def compare_with_history(store: Store, run_id: str, *, programs: Collection[tupl
     judged = msgspec.structs.replace(
         judged, suspected=tuple(filter(is_new, judged.suspected)), exact=tuple(filter(is_new, judged.exact))
     )
-    insufficient = sum(judgement.finding is Finding.INSUFFICIENT_DATA for judgement in judged.judgements)
+    insufficient = sum(judgement.finding is suspected.Finding.INSUFFICIENT_DATA for judgement in judged.judgements)
     return HistoryComparison(tuple(compared), judged, known, insufficient, run_id if private else "")
 
 
 def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[AlertRecord]]) -> Iterator[ComparedSeries]:
     """Yield the numbers of a job's newest run that are judged; `known` is of `known_alerts`. Pure."""
-    from farm.results.analysis.history import split
 
     # Runs are comparable or not for all numbers of a job alike.
     comparable = {point.run_id for point in split(past.runs).comparable()}
@@ -181,11 +179,9 @@ def compared_series(past: JobPast, known: Mapping[tuple[int, str], Sequence[Aler
 def _if_deterministic(one: SeriesPast, points: Sequence[Point], values: Sequence[float]) -> SeriesPast:
     """Return the series as an exact one if it repeated to the last bit, on one device, and now does so or is beyond
     what pairs would confirm."""
-    from farm.results.analysis.statistics import GATES, difference, scaled
-    from farm.results.analysis.suspected import repeats
 
     series = one.series
-    if series.exact or not repeats(series, values[:-1]) or points[-1].place != points[-2].place:
+    if series.exact or not suspected.repeats(series, values[:-1]) or points[-1].place != points[-2].place:
         return one
     was, now = scaled(series.scale, values[-2:]).tolist()
     if 0.0 < abs(difference(now, was)) <= GATES[series.scale].confirmed:
@@ -202,7 +198,6 @@ def changed_programs(
     exclude a regression. `measured` has the measured runs by series and device kind: a measured program is not measured
     again in later runs.
     """
-    from farm.results.analysis.suspected import Finding, may_hide_regression
 
     # Most informative time of each job and kind of device.
     best: dict[tuple[str, str], tuple[int, int]] = {}
@@ -214,9 +209,9 @@ def changed_programs(
     for _, index in best.values():
         one, judgement = comparison.compared[index], comparison.judged.judgements[index]
         # A step may be known that came with this run, or with one near it, as from a later run.
-        is_known = len(one.points) - 1 in one.steps or Finding.REGRESSION in one.known_findings
-        if may_hide_regression(one.series.series, judgement) and _is_new(one, measured) and not is_known:
-            is_young = judgement.finding is Finding.INSUFFICIENT_DATA
+        is_known = len(one.points) - 1 in one.steps or suspected.Finding.REGRESSION in one.known_findings
+        if suspected.may_hide_regression(one.series.series, judgement) and _is_new(one, measured) and not is_known:
+            is_young = judgement.finding is suspected.Finding.INSUFFICIENT_DATA
             sign = 1.0 if one.series.series.direction == "lower" else -1.0
             found.append((0.0 if is_young else sign * judgement.sigmas, one))
     return [one for _, one in sorted(found, key=lambda item: -item[0])]
@@ -244,12 +239,10 @@ def found_alerts(comparison: HistoryComparison) -> list[NewAlert]:
 
 def _returned(comparison: HistoryComparison, index: int) -> bool:
     """Return whether a number is back on the level before an open change that could not be measured."""
-    from farm.results.analysis.statistics import scaled
-    from farm.results.analysis.suspected import Finding
 
     one, judgement = comparison.compared[index], comparison.judged.judgements[index]
     alert = one.standing.alert
-    if alert is None or alert.state != AlertState.UNKNOWN or judgement.finding is not Finding.UNCHANGED:
+    if alert is None or alert.state != AlertState.UNKNOWN or judgement.finding is not suspected.Finding.UNCHANGED:
         return False
     bad = [point for point in one.points if point.run_id >= alert.first_bad]
     if 2 * len(bad) > judgement.count or bad[0].side[1:] == bad[-1].side[1:]:
@@ -278,16 +271,14 @@ def _steps(points: Sequence[Point], alerts: Iterable[AlertRecord]) -> dict[int, 
 
 
 def _levelled(one: ComparedSeries) -> list[float]:
-    from farm.results.analysis.suspected import levelled
 
     if one.series.series.exact:
         return list(one.values[:-1])
     # A step that came with this very run is taken out of all before it.
-    return levelled(one.series.series.scale, one.values[:-1], one.steps)
+    return suspected.levelled(one.series.series.scale, one.values[:-1], one.steps)
 
 
 def _alert(comparison: HistoryComparison, index: int, state: AlertState) -> NewAlert:
-    from farm.results.analysis.statistics import TURNS
 
     one, judgement = comparison.compared[index], comparison.judged.judgements[index]
     exact = state is AlertState.EXACT
@@ -303,16 +294,9 @@ def _alert(comparison: HistoryComparison, index: int, state: AlertState) -> NewA
         low=judgement.change if exact else math.nan,
         high=judgement.change if exact else math.nan,
         p_value=judgement.p_value,
-        likely_cause=_facts(good, one.points[-1]) if exact else "",
+        likely_cause=", ".join(text for text, _ in changes(good, one.points[-1])) if exact else "",
         reason=judgement.reason + (f" with {_compiler(one.points[-1])}" if judgement.turns >= TURNS else ""),
     )
-
-
-def _facts(good: Point, new: Point) -> str:
-    """Return the facts that changed with an exact metric: `torch 2.9.0 -> 2.10.0, qnn 2.47 -> 2.51`; empty for none."""
-    from farm.results.analysis.history import changes
-
-    return ", ".join(text for text, _ in changes(good, new))
 
 
 def _compiler(point: Point) -> str:

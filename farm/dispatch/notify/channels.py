@@ -10,7 +10,7 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from pathlib import Path
@@ -21,8 +21,6 @@ from farm import __version__
 from farm.base.errors import FarmError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
     from farm.base.config.runs import Mail, Webhook
 
 
