@@ -210,7 +210,7 @@ def test_another_runner_or_library_changes_every_job(kind: str, monkeypatch: pyt
     view = RunView("before", "farm run", 1, 2, 0, "u", "h", had, (device,), (seen,))
     verdict = LastVerdict("before", 1, "passed", "key", judged_by(one))
     runs = SimpleNamespace(resolve=lambda ref: ref, view=lambda _: view, verdicts=lambda _: {one.id: verdict})
-    find_bundles = "farm.builds.bundles.reuse.find_bundles_for"
+    find_bundles = "farm.dispatch.request.choose.find_bundles_for"
     monkeypatch.setattr(find_bundles, lambda jobs, *_: {job.id: FoundBundle("key", True) for job in jobs})
     request = RunRequest(socs=("SM8650",), suites=("s",), changed_since="before")
 
@@ -220,7 +220,7 @@ def test_another_runner_or_library_changes_every_job(kind: str, monkeypatch: pyt
                 raise MissingToolError("no files for Linux")
             return SimpleNamespace(versions={"runner": runner, "qnn": "2.51"})
 
-        monkeypatch.setattr("farm.builds.runtime.runtime.attached_runtime", attached)
+        monkeypatch.setattr("farm.dispatch.request.choose.attached_runtime", attached)
         # The host's own runner is no part of an attached device.
         facts = {"native_runner": runner if kind == "virtual" else "another"}
         tools: Any = SimpleNamespace(versions={}, fingerprint=lambda _: facts)

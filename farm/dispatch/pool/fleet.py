@@ -23,6 +23,7 @@ from farm.base.errors import (
     UnknownNameError,
     UsageError,
 )
+from farm.base.processes import Supervisor
 from farm.base.socs import Soc, find_soc, load_socs, no_profile
 from farm.builds.runtime.runtime import Runtime, runtime_for, virtual_runtime
 from farm.devices.device import Device, common_kind
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.base.config.settings import Config
-    from farm.base.processes import Supervisor
     from farm.builds.runtime.native import Mode, NativeBuild
     from farm.devices.discovery import Scan
     from farm.store.cluster.records import AgentDevice
@@ -341,7 +341,6 @@ class DeviceAcquirer:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        from farm.base.processes import Supervisor
         from farm.devices.virtual.boot import virtual_storage
 
         with self._stack:

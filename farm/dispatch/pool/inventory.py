@@ -15,8 +15,10 @@ from farm.base.errors import DeviceError, LeaseLostError, NoDeviceError, Unknown
 from farm.base.socs import Soc, load_socs, no_profile, profile_name, reported_profile
 from farm.base.text import clean_text, one_line
 from farm.devices.adb.protocol import VIRTUAL_PREFIX
+from farm.devices.connect import open_transport
 from farm.devices.device import AdbAddress, Device
 from farm.devices.discovery import ABSENT, OUT, Scan, scan_all
+from farm.devices.facts import DeviceStatus, read_status
 from farm.dispatch.pool.fleet import out_of_use
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.base.processes import Supervisor
-    from farm.devices.facts import DeviceStatus
     from farm.policy.situation import Lease, Waiting
     from farm.store.cluster.records import Agent
     from farm.store.leases.registry import Registered
@@ -185,8 +186,6 @@ def addresses_of(device: Device) -> tuple[str, ...]:
 
 
 def _ask(device: Device) -> DeviceStatus | str:
-    from farm.devices.connect import open_transport
-    from farm.devices.facts import read_status
 
     with contextlib.closing(open_transport(device)) as transport:
         try:

@@ -23,6 +23,10 @@ from farm.base.processes import Child, Supervisor, ask_program, ending
 from farm.base.socs import Soc, find_soc, load_socs
 from farm.base.text import one_line
 from farm.builds.compile.pool import MemoryLimits
+from farm.builds.runtime.native import runner_executorch
+from farm.builds.runtime.qnn_sdk import outside_environment
+from farm.builds.runtime.runtime import require_backend
+from farm.devices.adb.server import find_adb
 from farm.devices.device import Device, common_kind
 from farm.dispatch.pool.fleet import Choice, Fleet, attached_fleet, choose, narrowed, virtual_fleet
 from farm.dispatch.pytest_plugin.plan import PLAN_VARIABLE, STORE_VARIABLE, SuitePlan
@@ -189,7 +193,6 @@ def run(config: Config, request: SuiteRequest) -> RunOutcome:
     Raises UsageError, NoDeviceError or MissingToolError before any change to the store, NothingSelectedError without a
     test, InfraError if pytest crashed before its first test.
     """
-    from farm.builds.runtime.runtime import require_backend
     from farm.store.store import open_store
 
     _check_arguments(request.arguments)
@@ -354,9 +357,6 @@ class _Launch:
             return _let_end(child)
 
     def _environment(self, plan: SuitePlan) -> dict[str, str]:
-        from farm.builds.runtime.native import runner_executorch
-        from farm.builds.runtime.qnn_sdk import outside_environment
-        from farm.devices.adb.server import find_adb
         from farm.dispatch.pytest_plugin.upstream import lay_out_sdk
 
         config = self._config

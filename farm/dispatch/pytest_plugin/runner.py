@@ -29,6 +29,8 @@ from farm.builds.bundles.bundle import INPUTS, MODEL, Bundle, Manifest, TensorSp
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.ready import is_dynamic, read_ready, ready_manifest
 from farm.builds.bundles.reuse import find_bundle_for
+from farm.builds.compile.pool import BuilderSettings, build_one
+from farm.builds.compile.protocol import BuildRequest
 from farm.builds.program.pte import from_memory, to_memory
 from farm.devices.execution.raw import RawResult, RunnerOptions
 from farm.devices.execution.runner_process import too_many
@@ -431,8 +433,6 @@ class Bundles:
         return DeviceProgram(load_bundle(self._cache.folder(key)), job)
 
     def _compile(self, job: Job, key: str) -> None:
-        from farm.builds.compile.pool import BuilderSettings, build_one
-        from farm.builds.compile.protocol import BuildRequest
 
         log = self._worker.scratch / f"build-{key[:16]}.log"
         plan, worker = self._plan, self._worker

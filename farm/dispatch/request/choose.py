@@ -22,12 +22,20 @@ from farm.base.errors import (
     UnknownNameError,
     UsageError,
 )
+from farm.base.processes import Supervisor
 from farm.base.socs import find_soc
+from farm.builds.bundles.key import QNN_PRODUCT, stub_of
+from farm.builds.bundles.reuse import find_bundles_for
+from farm.builds.runtime.qnn_sdk import sdk_product
+from farm.builds.runtime.runtime import attached_runtime, require_backend
 from farm.devices.device import MIXED
+from farm.devices.execution.optrace import OptraceTools, find_optrace_tools
+from farm.dispatch.pool.fleet import attached_kind
 from farm.dispatch.request.records import is_private_run, planned_jobs
 from farm.dispatch.request.request import Profile, RunRequest, require_profilable
 from farm.dispatch.request.selection import Version, changed, in_shard, total_seconds
 from farm.store.records import Purpose, RunView
+from farm.store.values import judged_by
 from farm.suites.manifests import find_suites, resolve_suite
 from farm.suites.options import parse_options, require_limits
 from farm.suites.suite import Case, Job, OptionSet, Suite, plan
@@ -38,7 +46,6 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.builds.runtime.native import Mode
     from farm.builds.toolchains.toolchain import Toolchain
-    from farm.devices.execution.optrace import OptraceTools
     from farm.store.store import Store
 
 
@@ -225,8 +232,6 @@ def _changed_since(
     kind: str,
 ) -> tuple[Job, ...]:
     from farm.builds.bundles.cache import BundleCache
-    from farm.builds.bundles.reuse import find_bundles_for
-    from farm.store.values import judged_by
 
     if request.shard is not None and _RELATIVE.fullmatch(ref):
         problem = "may mean another run for each shard: with --shard, name the run by its id"
@@ -271,8 +276,6 @@ def _with_another_runtime(
         known = [{name: value for name, value in one.items() if name != "soc_reported"} for one in had]
         return bool(now) and any(one not in now for one in known)
 
-    from farm.builds.runtime.runtime import attached_runtime
-
     found = {job.id for job in jobs if differs(job.target.soc, job.target.backend, job.target.mode)}
     if found:
         logger.info("%s of %s jobs have another runner or other libraries than run %s", len(found), len(jobs), view.id)
@@ -287,8 +290,6 @@ def device_kind_of(config: Config, request: RunRequest, store: Store, default: s
 
     Verdicts and times of different kinds are not compared.
     """
-    from farm.base.processes import Supervisor
-    from farm.dispatch.pool.fleet import attached_kind
 
     if request.virtual:
         return "virtual"
@@ -338,7 +339,6 @@ def check_machine(config: Config, request: RunRequest) -> None:
 
     Raises IllegalTargetError for measurements that no virtual device supports.
     """
-    from farm.builds.runtime.runtime import require_backend
 
     for name in dict.fromkeys(request.socs):
         require_backend(find_soc(name), request.backend, config.sdk_root)
@@ -349,8 +349,6 @@ def check_machine(config: Config, request: RunRequest) -> None:
 
 def require_dsp(config: Config) -> None:
     """Raise IllegalTargetError for --heap on the simulator, which has no DSP; a stub of QNN (tests) passes."""
-    from farm.builds.bundles.key import QNN_PRODUCT, stub_of
-    from farm.builds.runtime.qnn_sdk import sdk_product
 
     if not stub_of({QNN_PRODUCT: sdk_product(config.sdk_root)}):
         raise IllegalTargetError("--heap measures the heap of a DSP, and the simulator has none: attach a device")
@@ -360,7 +358,6 @@ def optrace_tools(config: Config, request: RunRequest) -> OptraceTools | None:
     """Return the SDK's tools for `--profile optrace`; None for other profiles. Raises MissingToolError."""
     if request.profile is not Profile.OPTRACE:
         return None
-    from farm.devices.execution.optrace import find_optrace_tools
 
     return find_optrace_tools(config.sdk_root, "x86_64-linux-clang" if request.virtual else "aarch64-android")
 

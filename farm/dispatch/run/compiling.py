@@ -14,7 +14,9 @@ import msgspec
 
 from farm.base.backends.registry import runs_on_cpu
 from farm.base.errors import BundleError, ExitCode, FarmError
+from farm.base.files import make_folders, own_folder
 from farm.base.interrupts import INTERRUPTED, InterruptHandler
+from farm.base.processes import Supervisor
 from farm.builds.bundles.bundle import Bundle, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from farm.base.config.settings import Config
-    from farm.base.processes import Supervisor
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.dispatch.dispatcher import ProgressListener
     from farm.dispatch.request.request import RunPlan, RunRequest
@@ -310,8 +311,6 @@ def compile_only(config: Config, request: RunRequest, listener: ProgressListener
     A job fails as it would in a run at the stage build. Raises UsageError, NothingSelectedError, MissingToolError where
     nothing was compiled.
     """
-    from farm.base.files import own_folder
-    from farm.base.processes import Supervisor
     from farm.builds.toolchains.selection import prepare, use_toolchain
     from farm.store.rows import new_run_id
 
@@ -418,7 +417,6 @@ class _Compiling:
 
     def _kept_log(self, key: str) -> str:
         """Return the file of the compiler's output, "" for an empty one."""
-        from farm.base.files import make_folders
 
         log, kept = self._log(key), self._config.cache_dir / "logs" / f"{key}.log"
         # Jobs may share a bundle: the second finds it kept.

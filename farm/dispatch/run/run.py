@@ -21,18 +21,23 @@ from typing import TYPE_CHECKING
 
 from farm.base.errors import ExitCode, FarmError, LeaseLostError, NoDeviceError, RowRefusedError
 from farm.base.interrupts import INTERRUPTED, InterruptHandler, handling, noticing_deaths
+from farm.base.processes import Supervisor
 from farm.base.socs import find_soc
+from farm.builds.runtime.native import NativeBuild, native_of
 from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Dispatcher, ProgressListener
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.messages import ForkedProcess
 from farm.dispatch.notify.channels import hide_secrets
+from farm.dispatch.pool.fleet import Fleet, attached_fleet, virtual_fleet
 from farm.dispatch.recorder import Recorder, ResultLog
 from farm.dispatch.request.choose import device_kind_of, narrow, optrace_tools
 from farm.dispatch.request.records import exit_code_of, in_progress, require_same_conditions, require_same_runtimes
+from farm.dispatch.request.request import RunOutcome, RunPlan, RunRequest
 from farm.dispatch.request.selection import Budget
 from farm.dispatch.run.compiling import builders
 from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers
+from farm.policy.situation import Priority
 from farm.report.model.format import duration
 
 if TYPE_CHECKING:
@@ -40,13 +45,9 @@ if TYPE_CHECKING:
 
     from farm.base.config.settings import Config
     from farm.base.fork_server import ForkServer
-    from farm.base.processes import Supervisor
-    from farm.builds.runtime.native import NativeBuild
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.devices.device import Device
     from farm.dispatch.pool.device_pool import DevicePool
-    from farm.dispatch.pool.fleet import Fleet
-    from farm.dispatch.request.request import RunOutcome, RunPlan, RunRequest
     from farm.store.cluster.records import PlannedJob, ShardResult
     from farm.store.records import DeviceView
     from farm.store.store import Store
@@ -317,7 +318,6 @@ class _Run(RunSteps):
         self, jobs: tuple[Job, ...], run_id: str = "", begun: Callable[[str], None] = lambda _: None
     ) -> RunOutcome:
         """Run `jobs` in a new run, whose id `begun` gets, or with `run_id` in an unfinished one."""
-        from farm.base.processes import Supervisor
         from farm.builds.toolchains.selection import prepare
         from farm.devices.virtual.boot import virtual_storage
         from farm.dispatch.device_forks import device_forks
@@ -369,9 +369,7 @@ class _Run(RunSteps):
         before: Sequence[DeviceView],
     ) -> None:
         """Run `jobs` on devices of `kind`; `before` has the devices of a resumed run."""
-        from farm.builds.runtime.native import native_of
         from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
-        from farm.policy.situation import Priority
 
         wait = Wait(self._request.wait_s)
         with ThreadPoolExecutor(1) as aside:
@@ -431,7 +429,6 @@ class _Run(RunSteps):
 
     def _fleet(self, jobs: Sequence[Job], storage: Path, native: NativeBuild, partly: bool = False) -> Fleet:
         """Boot virtual devices, or find attached ones. Raises NoDeviceError."""
-        from farm.dispatch.pool.fleet import attached_fleet, virtual_fleet
 
         config, request, supervisor = self._config, self._request, self._supervisor
         socs = [find_soc(name) for name in dict.fromkeys(job.target.soc for job in jobs)]
@@ -456,7 +453,6 @@ class _Run(RunSteps):
         self, run_id: str, jobs: Sequence[PlannedJob], fleet: Fleet, health_checks: Sequence[PlannedJob]
     ) -> RunPlan:
         """Return the plan that workers read."""
-        from farm.dispatch.request.request import RunPlan
 
         config, request = self._config, self._request
         return RunPlan(

@@ -25,6 +25,7 @@ from farm.dispatch.request.records import (
 )
 from farm.dispatch.request.request import Profile, RunOutcome, RunRequest
 from farm.dispatch.run.compiling import Rebuild
+from farm.store.cluster.records import PlannedJob
 from farm.suites.options import runtime_flags
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from farm.builds.toolchains.toolchain import Toolchain
     from farm.dispatch.dispatcher import ProgressListener
     from farm.dispatch.request.selection import Budget
-    from farm.store.cluster.records import PlannedJob
     from farm.store.records import ExpectedJob, RunView
     from farm.store.store import Store
     from farm.suites.suite import Job
@@ -145,7 +145,6 @@ class RunSteps:
     def _order(self, jobs: Sequence[Job], found: Mapping[str, FoundBundle]) -> list[PlannedJob]:
         """Return jobs in the order in which they are built and handed out, with the keys of the bundles `found`."""
         from farm.policy.divide import dispatch_order
-        from farm.store.cluster.records import PlannedJob
 
         by_id = {job.id: job for job in jobs}
         order = dispatch_order(
