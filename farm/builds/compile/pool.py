@@ -300,7 +300,7 @@ class BuilderPool:
             for number, slot in enumerate(self._slots)
         ]
         # The removal of leftovers may take a while, and only `join` waits for it.
-        self._sweeper = threading.Thread(target=self._sweep, name="leftovers", daemon=True)
+        self._sweeper = threading.Thread(target=sweep, args=(self._cache,), name="leftovers", daemon=True)
 
     def start(self) -> None:
         """Start the processes, and meanwhile remove leftovers of killed processes from the cache. Returns at once."""
@@ -324,10 +324,6 @@ class BuilderPool:
         """Wait until all bundles are built."""
         for thread in (*self._threads, self._sweeper):
             thread.join()
-
-    def _sweep(self) -> None:
-        remove_leftovers(self._cache.root)
-        forget_pruned(self._cache)
 
     def _take(self, slot: BuilderSlot) -> BuildRequest:
         with self._taking:
@@ -356,6 +352,12 @@ class BuilderPool:
             is_last = not self._working
         if is_last and self._template is not None:
             self._template.close()
+
+
+def sweep(cache: BundleCache) -> None:
+    """Remove the leftovers of killed builders from a cache, and records of bundles that were pruned."""
+    remove_leftovers(cache.root)
+    forget_pruned(cache)
 
 
 def build_one(request: BuildRequest, compiler: Compiler, settings: BuilderSettings) -> BuildReply:

@@ -207,7 +207,7 @@ class Preparer:
         self._artifacts = ArtifactStore(config.state_dir / "artifacts")
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_AT_ONCE, "fetch")
-        self._bundles: dict[str, Future[None]] = {}
+        self._bundles: dict[str, Future[Bundle]] = {}
         """Bundles that are being fetched, by key: several shards wait for the same future."""
         self._runtimes: dict[str, Runtime] = {}
         self._plans: dict[tuple[str, str], RunPlan] = {}
@@ -283,15 +283,14 @@ class Preparer:
                     self._bundles.pop(key, None)
         return lost
 
-    def _begin(self, build: Build) -> Future[None]:
+    def _begin(self, build: Build) -> Future[Bundle]:
         with self._lock:
             future = self._bundles.get(build.key)
             if future is None or future.done():
-                future = self._bundles[build.key] = self._threads.submit(self._fetch_one, build)
+                future = self._bundles[build.key] = self._threads.submit(
+                    fetch_bundle, self._objects, self._cache, build.key, build.archive
+                )
             return future
-
-    def _fetch_one(self, build: Build) -> None:
-        fetch_bundle(self._objects, self._cache, build.key, build.archive)
 
     def _is_here(self, key: str) -> bool:
         return (self._cache.folder(key) / MANIFEST).is_file()

@@ -254,10 +254,6 @@ def _shown(text: str) -> str:
     return clean_text(text, values.REASON_LIMIT, lines=True)
 
 
-def _labels(labels: Sequence[str]) -> list[str]:
-    return [values.clean(label, values.NAME_LIMIT) for label in labels[:_LABELS_LIMIT]]
-
-
 def _seen_row(seen: Seen, now_ms: int) -> dict[str, Any]:
     device = seen.device
     row: dict[str, Any] = {
@@ -269,7 +265,7 @@ def _seen_row(seen: Seen, now_ms: int) -> dict[str, Any]:
     if device.name:
         row["name"] = values.clean(device.name, values.NAME_LIMIT)
     if device.labels:
-        row["labels"] = _labels(device.labels)
+        row["labels"] = [values.clean(label, values.NAME_LIMIT) for label in device.labels[:_LABELS_LIMIT]]
     if seen.status is not None:
         row["status"] = msgspec.to_builtins(seen.status)
     return row

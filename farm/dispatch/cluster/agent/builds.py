@@ -35,10 +35,9 @@ from farm.base.errors import (
 from farm.base.files import own_folder
 from farm.base.paths import data_folder
 from farm.base.processes import Supervisor
-from farm.builds.bundles.cache import BundleCache, remove_leftovers
+from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import HOST_CPU, bundle_key, named_files, recipe_digest, recipe_now, source_as_of_ns
-from farm.builds.bundles.reuse import forget_pruned
-from farm.builds.compile.pool import BuilderGate, BuilderSettings, BuilderSlot
+from farm.builds.compile.pool import BuilderGate, BuilderSettings, BuilderSlot, sweep
 from farm.builds.compile.processes import BuilderTemplate
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.dispatch.cluster.files import failed_build, sent_build, unpack_source
@@ -273,7 +272,7 @@ class BuildHost:
             slot.start()
         self._heartbeat_thread = threading.Thread(target=self._keep_alive, daemon=True, name="build-heartbeats")
         self._heartbeat_thread.start()
-        threading.Thread(target=self._sweep, name="leftovers", daemon=True).start()
+        threading.Thread(target=sweep, args=(self._cache,), name="leftovers", daemon=True).start()
         self.wake()
 
     def wake(self) -> None:
@@ -344,10 +343,6 @@ class BuildHost:
                     self._store.cluster.end_worker(slot.worker)
         self._supervisor.close()
         self._stack.close()
-
-    def _sweep(self) -> None:
-        remove_leftovers(self._cache.root)
-        forget_pruned(self._cache)
 
     def next_build(self, slot: _BuildSlot) -> HeldBuild | None:
         """Wait until there may be a build to take, and return the next one; None when the host drains."""
