@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -33,25 +32,20 @@ from farm.suites.suite import Job
 # Build hosts with real builders and a real PostgreSQL: bundles made, refused, failed and stopped.
 
 
-@contextmanager
-def _own_farm(address: str, folder: Path, cache: Path) -> Iterator[BuildFarm]:
-    with build_farm(address, folder, cache) as made:
-        yield made
-    drop_database(address)
-
-
 @pytest.fixture(scope="module")
 def farm(
     farm_cache: Path, tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[str], str]
 ) -> Iterator[BuildFarm]:
-    with _own_farm(new_store("builds"), tmp_path_factory.mktemp("farm"), farm_cache) as made:
+    address = new_store("builds")
+    with build_farm(address, tmp_path_factory.mktemp("farm"), farm_cache) as made:
         yield made
+    drop_database(address)
 
 
 @pytest.fixture
-def idle_farm(farm_cache: Path, tmp_path: Path, new_store: Callable[[str], str]) -> Iterator[BuildFarm]:
+def idle_farm(farm_cache: Path, tmp_path: Path, address: str) -> Iterator[BuildFarm]:
     """Farm without a build host: nothing is taken while an order is read."""
-    with _own_farm(new_store("turns"), tmp_path, farm_cache) as made:
+    with build_farm(address, tmp_path, farm_cache) as made:
         yield made
 
 
