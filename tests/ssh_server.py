@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 import pytest
 from debian import unpack
 from parts import do_without
-from waiting import free_port, require_listening
+from waiting import alive, free_port, require_listening
 
 from farm.base.errors import MissingToolError
 from farm.base.processes import Child, Supervisor
@@ -142,14 +142,6 @@ def login(server: SshServer) -> str:
         f'ssh = "{getpass.getuser()}@127.0.0.1:{server.port}"\n'
         f'key_file = "{server.folder}/user_key"\nknown_hosts = "{server.known_hosts}"\n'
     )
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def name_of(pid: int) -> str:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from waiting import Started, ends, until
+from waiting import Started, alive, ends, until
 
 from farm.base import processes, reaper
 from farm.base.errors import InfraError, MissingToolError
@@ -56,11 +56,6 @@ if copy or sys.argv[2] != "copied":
 if sys.argv[2] != "exits":
     signal.pause()
 """
-
-
-def alive(pid: int) -> bool:
-    stat = reaper.read_stat(pid)
-    return stat is not None and stat.state not in "ZX"
 
 
 def family(supervisor: Supervisor) -> tuple[list[int], int]:

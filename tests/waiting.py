@@ -17,6 +17,7 @@ from typing import AnyStr, TypeVar
 
 from farm.base.hashes import CLOCK_STEP_NS
 from farm.base.processes import Child
+from farm.base.reaper import read_stat
 
 _T = TypeVar("_T")
 # A short wait costs milliseconds; a long one leaves the processors to the processes under test.
@@ -56,6 +57,12 @@ def until(condition: Callable[[], _T | None], what: str | Callable[[], object] =
 def all_the_time(condition: Callable[[], object], seconds: float) -> bool:
     """Return whether `condition` is true all the time for `seconds`."""
     return not poll(lambda: not condition(), seconds)
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    stat = read_stat(pid)
+    return stat is not None and stat.state not in "ZX"
 
 
 def ends(pid: int) -> bool:

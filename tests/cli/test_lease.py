@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 from farm_home import FarmHome
-from ssh_server import SshServer, alive
+from ssh_server import SshServer
 from terminals import Terminal, terminal_of
-from waiting import Started, until
+from waiting import Started, alive, until
 
 from farm.base.errors import UsageError
 from farm.base.processes import Supervisor

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from ssh_server import DropbearServer, alive, running
-from waiting import until
+from ssh_server import DropbearServer, running
+from waiting import alive, until
 
 from farm.base.errors import DeviceError, DeviceGoneError
 from farm.devices.execution.content_store import ContentStore, hashes_of

@@ -18,8 +18,7 @@ from attached import Rack, rack
 from made import config
 from ordinary_server import kill_server, ordinary_adb_server
 from pytactl import debugboard
-from ssh_server import alive
-from waiting import until
+from waiting import alive, until
 
 from farm.base.config.devices import TAC_MODULE
 from farm.base.errors import ConfigError, DeviceError, DeviceTimeoutError

@@ -20,8 +20,8 @@ import pytest
 from attached import Rack
 from made import config
 from networks import Relay
-from ssh_server import SshServer, alive, descendants, running
-from waiting import until
+from ssh_server import SshServer, descendants, running
+from waiting import alive, until
 
 from farm.base.config.devices import SshLogin
 from farm.base.errors import ConfigError, DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
@@ -189,15 +189,6 @@ def test_a_pipe_is_not_waited_for(server: SshServer, transport: SshTransport, tm
     os.mkfifo(server.folder / "storage/pipe")
     with pytest.raises(DeviceError, match="pipe: not a regular file"):
         transport.pull({transport.storage / "pipe": tmp_path / "pipe"}, max_bytes=10)
-
-
-def test_modes_are_the_same_whatever_the_umask(server: SshServer, transport: SshTransport, tmp_path: Path) -> None:
-    program = tmp_path / "program"
-    program.write_bytes(b"x")
-    program.chmod(0o755)
-    transport.push({transport.storage / "program": program, transport.storage / "file": b"x"})
-    modes = [(server.folder / "storage" / name).stat().st_mode & 0o777 for name in ("program", "file")]
-    assert modes == [0o755, 0o644]
 
 
 def test_a_program_that_runs_is_replaced(transport: SshTransport, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ import pytest
 from adbd_device import AdbdDevice, start_adbd
 from attached import Rack, rack
 from recipe import recipe_code
-from ssh_server import DropbearServer, SshServer, alive, newer_system, running
-from waiting import until
+from ssh_server import DropbearServer, SshServer, newer_system, running
+from waiting import alive, until
 
 from farm.base.errors import DeviceError, DeviceGoneError, DeviceTimeoutError, InfraError
 from farm.base.processes import Supervisor
@@ -253,10 +253,10 @@ def test_a_large_file_and_its_mode(device: Transport, way: Way, folder: PurePosi
     plain.write_bytes(b"plain")
     source.chmod(0o744)
     plain.chmod(0o600)
-    device.push({folder / "large": source, folder / "plain": plain})
-    modes = [stat.S_IMODE(way.here(folder / name).stat().st_mode) for name in ("large", "plain")]
+    device.push({folder / "large": source, folder / "plain": plain, folder / "bytes": b"x"})
+    modes = [stat.S_IMODE(way.here(folder / name).stat().st_mode) for name in ("large", "plain", "bytes")]
     # adbd gives all users the rights of the owner.
-    assert modes == ([0o777, 0o666] if way.kind in {"adb", "adbd"} else [0o755, 0o644])
+    assert modes == ([0o777, 0o666, 0o666] if way.kind in {"adb", "adbd"} else [0o755, 0o644, 0o644])
     device.pull({folder / "large": tmp_path / "back"}, max_bytes=source.stat().st_size)
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
 

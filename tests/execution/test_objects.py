@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from small_disk import small_disk
-from ssh_server import alive
+from waiting import alive
 from watched_transport import Watched
 
 from farm.base.errors import DeviceError

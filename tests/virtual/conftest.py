@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from adbd_device import DAEMONS, AdbdDevice
 from attached import rack
-from ssh_server import alive
+from waiting import alive
 
 from farm.devices.adb.protocol import adb_target
 from farm.devices.adb.server import AdbServer

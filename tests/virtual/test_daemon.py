@@ -170,10 +170,7 @@ def test_bad_arguments_are_one_line(
 
 
 def _port(device: Attached) -> int:
-    for line in device.adb("devices", "-l").stdout.decode().splitlines():
-        if f"product:{device.serial} " in line:
-            return int(line.split()[0].rpartition(":")[2])
-    raise AssertionError("it is not attached")
+    return int(device.server.network_address(device.serial).rpartition(":")[2])
 
 
 @contextlib.contextmanager
