@@ -93,28 +93,39 @@ class HostConfig(msgspec.Struct, frozen=True):
     """End of the rented session of its devices, epoch seconds; 0 for a host without an end."""
 
 
-class DeviceConfig(msgspec.Struct, frozen=True):
-    """Device in farm.toml, by exactly one field: `serial`, `ssh`, `connect`, `local` or `address`."""
+class _DeviceFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of `[[device]]` that are used as they are written, but for the spelling of `storage` and `soc`."""
 
     serial: str = ""
+    """Serial of an attached device."""
+    local: bool = False
+    """True if this machine is the device."""
+    address: dict[str, Any] = {}
+    """Address for another kind of transport, with its `type` (`farm.devices.connect`)."""
+    storage: str = ""
+    """Folder of farm on the device, for `ssh` and `local`; default: `/var/tmp/farm-USER`."""
+    name: str = ""
+    """Name of the device."""
+    labels: tuple[str, ...] = ()
+    """Labels for `--label`."""
+    in_service: bool = True
+    """True if runs use the device."""
+    note: str = ""
+    """Note that every refusal of the device shows."""
+    soc: str = ""
+    """Expected SoC; a device with another SoC is refused."""
+    power_timeout_s: float = 60.0
+    """Longest time of the command `power`, 1 to 600."""
+
+
+class DeviceConfig(_DeviceFields, frozen=True, kw_only=True):
+    """Device in farm.toml, by exactly one field: `serial`, `ssh`, `connect`, `local` or `address`."""
+
     ssh: SshLogin | None = None
     connect: Endpoint | None = None
     """An adb daemon on the network, for the ordinary adb server to attach."""
-    local: bool = False
-    address: dict[str, Any] = {}
-    """Address of a transport without its own key: `type` names the transport in `farm.devices.connect`."""
-    storage: str = ""
-    """Folder of farm on it, for `ssh` and `local`; empty for the usual one."""
-    name: str = ""
-    labels: tuple[str, ...] = ()
-    in_service: bool = True
-    note: str = ""
-    """Reason for being out of service, or another remark."""
-    soc: str = ""
-    """Expected SoC by its profile's name: another one is refused. The device is always asked."""
     power: tuple[str, ...] = ()
     """Command that cuts its power and gives it back; empty for none."""
-    power_timeout_s: float = 60.0
 
 
 class HealthConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,42 +169,22 @@ class HostTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """File in place of ~/.ssh/config; `none` for none."""
 
 
-class DeviceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeviceTable(_DeviceFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[[device]]`."""
 
-    serial: str | None = None
-    """Serial of an attached device."""
     ssh: str | None = None
     """Login of a Linux device with an SSH server."""
     connect: str | None = None
     """Address of an adb daemon on the network, `HOST:PORT`."""
-    local: bool = False
-    """True if this machine is the device."""
-    address: dict[str, Any] = {}
-    """Address for another kind of transport, with its `type`."""
     key_file: str = ""
     """As for `[[host]]`."""
     known_hosts: str = ""
     """As for `[[host]]`."""
     ssh_config: str = ""
     """As for `[[host]]`."""
-    storage: str = ""
-    """Folder of farm on the device, for `ssh` and `local`; default: `/var/tmp/farm-USER`."""
-    name: str = ""
-    """Name of the device."""
-    labels: tuple[str, ...] = ()
-    """Labels for `--label`."""
-    in_service: bool = True
-    """True if runs use the device."""
-    note: str = ""
-    """Note that every refusal of the device shows."""
-    soc: str = ""
-    """Expected SoC; a device with another SoC is refused."""
     power: tuple[str, ...] | str = ()
     """Command that switches the power off and on again; `{serial}` stands for the device. Or `tac:SERIAL` of a Qualcomm
     debug board."""
-    power_timeout_s: float = 60.0
-    """Longest time of that command, 1 to 600."""
 
 
 class SocTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -219,7 +210,7 @@ class DeviceTables:
         """Return the devices, each named at most once, and none as another is called by itself."""
         names: set[str] = set()
         places: set[object] = set()
-        serials = {table.serial: number for number, table in enumerate(tables)}
+        serials = {table.serial: number for number, table in enumerate(tables) if table.serial}
         found = []
         for number, table in enumerate(tables):
             key = f"device[{number}]"
@@ -290,20 +281,13 @@ class DeviceTables:
             usable = absolute and table.storage.isprintable() and ".." not in table.storage.split("/")
             self._expect(usable, f"{key}.storage", f"{table.storage!r}: expected an absolute path without '..'")
         self._expect(table.note.isprintable(), f"{key}.note", f"{table.note!r}: expected one line of plain text")
+        as_written: dict[str, Any] = {name: getattr(table, name) for name in _DeviceFields.__struct_fields__}
+        soc = self._soc(f"{key}.soc", table.soc)
         return DeviceConfig(
-            serial=table.serial or "",
             ssh=self._login(key, table),
             connect=self._endpoint(f"{key}.connect", table.connect) if table.connect else None,
-            local=table.local,
-            address=table.address,
-            storage=table.storage.rstrip("/"),
-            name=table.name,
-            labels=table.labels,
-            in_service=table.in_service,
-            note=table.note,
-            soc=self._soc(f"{key}.soc", table.soc),
             power=self._power(key, table),
-            power_timeout_s=table.power_timeout_s,
+            **{**as_written, "storage": table.storage.rstrip("/"), "soc": soc},
         )
 
     def _power(self, key: str, table: DeviceTable) -> tuple[str, ...]:

@@ -198,7 +198,18 @@ class _QnnTable(_QnnFields):  # type: ignore[misc]
     archive_url: str = ""
 
 
-class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Tables(msgspec.Struct, frozen=True, kw_only=True):
+    """Tables of farm.toml that are used as they are written."""
+
+    health: HealthConfig = HealthConfig()
+    leases: LeaseConfig = LeaseConfig()
+    retention: RetentionConfig = RetentionConfig()
+    failures: FailuresConfig = FailuresConfig()
+    notify: NotifyConfig = NotifyConfig()
+    serve: ServeConfig = ServeConfig()
+
+
+class _FarmToml(_Tables, frozen=True, forbid_unknown_fields=True):
     suites: tuple[str, ...] = ()
     """Folders that are suites or hold suites."""
     store: str | None = None
@@ -212,16 +223,10 @@ class _FarmToml(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: tuple[HostTable, ...] = ()
     device: tuple[DeviceTable, ...] = ()
     soc: dict[str, SocTable] = {}
-    health: HealthConfig = HealthConfig()
-    leases: LeaseConfig = LeaseConfig()
-    retention: RetentionConfig = RetentionConfig()
-    failures: FailuresConfig = FailuresConfig()
-    notify: NotifyConfig = NotifyConfig()
-    serve: ServeConfig = ServeConfig()
     toolchain: dict[str, Any] = {}
 
 
-class Config(msgspec.Struct, frozen=True):
+class Config(_Tables, frozen=True):
     """Configuration of a command. Every path is absolute."""
 
     cache_dir: Path
@@ -270,12 +275,6 @@ class Config(msgspec.Struct, frozen=True):
     """Other machines with devices."""
     devices: tuple[DeviceConfig, ...] = ()
     """Devices that are named, or that discovery does not find."""
-    health: HealthConfig = HealthConfig()
-    leases: LeaseConfig = LeaseConfig()
-    retention: RetentionConfig = RetentionConfig()
-    failures: FailuresConfig = FailuresConfig()
-    notify: NotifyConfig = NotifyConfig()
-    serve: ServeConfig = ServeConfig()
     toolchains: dict[str, ToolchainConfig] = {}
     """Toolchains of farm.toml by name."""
     toolchain: ToolchainConfig = ToolchainConfig()
