@@ -9,15 +9,13 @@ import itertools
 import json
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from farm.base.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    LimitsByReference = Mapping[str, Mapping[str, float]]
+LimitsByReference = Mapping[str, Mapping[str, float]]
 
 _HEADER = re.compile(r"\s*(\[\[?.*?\]\]?)\s*(#.*)?$")
 _INLINE = re.compile(r"(\s*(?P<name>[\w-]+)\s*=\s*)(\{.*\})(\s*(?:#.*)?)$")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farm.base.errors import UnknownNameError
 from farm.base.socs import READY
@@ -33,13 +34,9 @@ from farm.suites.prompts import (
     scored_of,
     tokenizer_file,
 )
+from farm.suites.suite import Case, Expectation
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
-    from farm.suites.suite import Case, Expectation
-
-    Problems = Iterator[tuple[str, str]]
+Problems = Iterator[tuple[str, str]]
 
 _WEIGHTS = (".pth", ".pt", ".safetensors")
 _SIZES = ("dim", "n_layers", "n_heads", "vocab_size")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -11,12 +11,7 @@ from farm.base.backends.descriptor import DIRECT_MODE, QUANTIZED_PRECISIONS, Bac
 from farm.base.backends.registry import BACKENDS, find_backend, runs_on_cpu
 from farm.base.errors import ConfigError, IllegalTargetError, UnknownNameError, UsageError
 from farm.suites.figures import COMPARED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from farm.suites.suite import Job, Limits, OptionSet, Target
-
+from farm.suites.suite import Job, Limits, OptionSet, Target
 
 # Options of targets: from a command's text to settings of compiler and runner; frame rate, clock and cores.
 

@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from farm.base.errors import ConfigError, MissingToolError
-from farm.suites.generate import BYTES, complete_params, find_architecture, params_of_hugging_face
-
-if TYPE_CHECKING:
-    from farm.suites.generate import Generate
-    from farm.suites.suite import Case
-
+from farm.suites.generate import BYTES, Generate, complete_params, find_architecture, params_of_hugging_face
+from farm.suites.suite import Case
 
 # The token ids of a case that generates text: written in its manifest, read from a file, or drawn. Torch-free.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,6 @@ from farm.base.errors import ConfigError
 from farm.base.paths import require_inside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import jinja2
 
 

@@ -6,6 +6,8 @@ of the caches. Constant methods return the other facts (ExecuTorch 1.5, examples
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,17 +15,13 @@ import numpy as np
 
 from farm.base.errors import ConfigError
 from farm.builds.bundles.bundle import INPUTS, Generation, TensorSpec
+from farm.builds.program.pte import Method, Program
 from farm.suites.generate import DECODE, PREFILL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
-    from farm.builds.program.pte import Method, Program
-
-    Tokens = Sequence[Sequence[int]]
+Tokens = Sequence[Sequence[int]]
 
 NO_TOKEN = -1
 """Filler after the end of token sequences that are shorter than the longest."""

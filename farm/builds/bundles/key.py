@@ -10,8 +10,10 @@ import importlib.util
 import re
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,13 +23,7 @@ from farm.base.hashes import is_read, let_the_clock_pass, sha256_of
 from farm.base.paths import files_below
 from farm.base.socs import find_soc
 from farm.suites.options import compile_numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from importlib.machinery import ModuleSpec
-
-    from farm.suites.suite import Case, Job
-
+from farm.suites.suite import Case, Job
 
 # Location and hash of the code of a case, found without importing it.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import cpu_backends, runs_on_cpu
@@ -12,12 +13,7 @@ from farm.builds.bundles.bundle import Manifest, TensorSpec
 from farm.builds.program.pte import Method, Value, read_pte
 from farm.suites.generate import DECODE
 from farm.suites.options import compile_options
-from farm.suites.suite import NOT_DIRECT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.suites.suite import Job, Target
+from farm.suites.suite import NOT_DIRECT, Job, Target
 
 
 def read_ready(job: Job, how: str = "the key method of its case") -> Method:

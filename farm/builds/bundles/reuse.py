@@ -10,23 +10,18 @@ import os
 import time
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from farm.base.files import make_folders, weakness, write_atomically
 from farm.base.forms import is_bundle_key
 from farm.base.hashes import digest_of
+from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import bundle_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from farm.builds.bundles.cache import BundleCache
-    from farm.suites.suite import Job
-
+from farm.suites.suite import Job
 
 # Trace of a bundle: files of a toolchain under development that took part, by content, and their executed lines.
 #

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 
 import msgspec
 
 from farm.base.backends.registry import BACKENDS, find_backend, runs_on_cpu
+from farm.base.config.settings import Config
 from farm.base.errors import FarmError, IllegalTargetError, MissingToolError
 from farm.base.hashes import hash_files
 from farm.base.socs import Soc, check_backend, load_socs
@@ -41,13 +43,6 @@ from farm.builds.runtime.runtime import (
     virtual_runtime,
 )
 from farm.builds.runtime.signing import ELFSIGNER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from farm.base.config.settings import Config
-
 
 # Abilities of this machine by SoC and backend: compiling, staging, running, repairs of missing parts, and tools.
 #

@@ -12,13 +12,16 @@ import re
 import shlex
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
+from farm.base.backends.descriptor import Backend
 from farm.base.backends.registry import BACKENDS
+from farm.base.config.settings import Config
 from farm.base.errors import InfraError, MissingToolError, UnknownNameError, UsageError
 from farm.base.files import published, require_own
 from farm.base.hashes import digest_of, hash_files
@@ -27,13 +30,6 @@ from farm.base.processes import Supervisor
 from farm.base.text import one_line
 from farm.builds.runtime.packages import fetch_wheel, package_folder, package_version, packaged_tool, wheel_folder
 from farm.builds.runtime.parts import AARCH64, X86_64
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm.base.backends.descriptor import Backend
-    from farm.base.config.settings import Config
-
 
 # Targets of native_runner/, and the backends with a runtime on each.
 

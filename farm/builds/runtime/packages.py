@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ from farm.base.processes import ask_program
 
 if TYPE_CHECKING:
     import importlib.metadata
-    from collections.abc import Sequence
 
 
 # Search for the pip packages that the runtime is made from, without importing them.

@@ -5,13 +5,15 @@ checks.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.backends.descriptor import Backend
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
+from farm.base.config.settings import Config
 from farm.base.errors import IllegalTargetError, MissingToolError, UsageError
 from farm.base.hashes import digest_of, hash_files
 from farm.base.socs import Soc, check_backend, find_soc
@@ -50,13 +52,6 @@ from farm.builds.runtime.qnn_sdk import (
     repair_of,
     sdk_version,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from farm.base.backends.descriptor import Backend
-    from farm.base.config.settings import Config
-
 
 # Files that a device needs for each backend, and the configured places of these files on this machine.
 #

@@ -10,11 +10,12 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from farm.base.backends.registry import BACKENDS
+from farm.base.config.settings import Config
 from farm.base.errors import ConfigError, InfraError, MissingToolError, UsageError
 from farm.base.files import own_folder
 from farm.base.hashes import sha256_of
@@ -38,10 +39,6 @@ from farm.builds.runtime.parts import (
 )
 from farm.builds.runtime.qnn_sdk import GET_SDK
 from farm.builds.runtime.runtime import android_places, direct_sources, signed_path, unsigned_skel
-
-if TYPE_CHECKING:
-    from farm.base.config.settings import Config
-
 
 # Use of the Hexagon SDK's elfsigner without a prompt: it signs one file, and only the signed file is kept.
 #

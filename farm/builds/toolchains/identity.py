@@ -12,10 +12,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import Distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 from packaging.utils import canonicalize_name
@@ -32,10 +32,6 @@ from farm.builds.runtime.native import BRIDGE
 from farm.builds.toolchains.interpreters import SITES, InterpreterFacts, added_by, generation_of, is_supported
 from farm.builds.toolchains.probe import PACKAGES
 from farm.builds.toolchains.toolchain import SourceState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 # Choice of the installed packages that take part in compiling, by metadata: requirements of ExecuTorch and of farm.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.config.toolchains import DEFAULT, ToolchainConfig
 from farm.base.errors import FarmError
 from farm.base.files import require_own, withdraw
@@ -18,9 +18,6 @@ from farm.builds.toolchains.interpreters import own_facts
 from farm.builds.toolchains.probe import PACKAGES
 from farm.builds.toolchains.selection import import_environment, look_into, select
 from farm.builds.toolchains.toolchain import SourceState
-
-if TYPE_CHECKING:
-    from farm.base.config.settings import Config
 
 NOT_MADE = "not made"
 

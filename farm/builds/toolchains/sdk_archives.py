@@ -13,22 +13,19 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from typing import IO
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.errors import ConfigError, InfraError, UsageError
 from farm.base.files import published, replacing
 from farm.base.hashes import sha256_of
 from farm.base.text import one_line
 from farm.builds.runtime.parts import AARCH64, HEXAGON, MACHINES, X86_64, read_elf
 from farm.builds.runtime.qnn_sdk import LIBRARY, ORIGIN, TARGET, FetchedSdk, require_archive, sdk_field
-
-if TYPE_CHECKING:
-    from farm.base.config.settings import Config
-
 
 # Archives of QNN: consent to their licences, and downloads of bounded size.
 #

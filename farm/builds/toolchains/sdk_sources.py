@@ -14,12 +14,12 @@ import sys
 import time
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.errors import ConfigError, InfraError, MissingToolError
 from farm.base.files import own_folder, published, require_own
 from farm.base.hashes import sha256_of
@@ -51,10 +51,6 @@ from farm.builds.toolchains.sdk_archives import (
     unpack,
 )
 from farm.builds.toolchains.sdks import is_version, sdks_folder, version_in_wheel, version_numbers
-
-if TYPE_CHECKING:
-    from farm.base.config.settings import Config
-
 
 # QNN SDK that ExecuTorch's own downloader names: version and address.
 #

@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.backends.registry import BACKENDS, find_backend
+from farm.base.config.settings import Config
+from farm.base.config.toolchains import ToolchainConfig
 from farm.base.errors import FarmError, MissingToolError, UsageError
 from farm.base.files import require_own, withdraw
 from farm.base.socs import load_socs
@@ -30,12 +32,6 @@ from farm.builds.runtime.qnn_sdk import (
     sdk_version,
 )
 from farm.builds.runtime.runtime import require_backend
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from farm.base.config.settings import Config
-    from farm.base.config.toolchains import ToolchainConfig
 
 # Versions with one to four numbers: `2.49`, `v2.49.40`, `2.49.40.260810104044`.
 _VERSION = re.compile(r"v?(\d{1,15}(?:\.\d{1,15}){0,3})")

@@ -8,10 +8,10 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.config.settings import Config
 from farm.base.config.toolchains import DEFAULT, ToolchainConfig, release_of
 from farm.base.errors import FarmError, MissingToolError, UnknownNameError, UsageError
 from farm.base.files import weakness
@@ -35,10 +35,6 @@ from farm.builds.toolchains.interpreters import (
 from farm.builds.toolchains.probe import PACKAGES
 from farm.builds.toolchains.sdks import native_fields, resolve_qnn
 from farm.builds.toolchains.toolchain import STUB_BRANCH, Compiler, Toolchain
-
-if TYPE_CHECKING:
-    from farm.base.config.settings import Config
-
 
 # `--toolchain NAME|PATH|VERSION` -> the configuration that a command works with.
 

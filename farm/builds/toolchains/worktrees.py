@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from farm.base.backends.registry import cpu_backends
+from farm.base.config.settings import Config
 from farm.base.config.toolchains import ToolchainConfig
 from farm.base.errors import InfraError, NativeBuildError, UsageError
 from farm.base.files import is_at, make_folders, published, withdraw
@@ -26,10 +26,6 @@ from farm.base.hashes import digest_of, name_of
 from farm.base.processes import Supervisor, ending
 from farm.builds.bundles.cache import folder_size
 from farm.builds.toolchains.selection import package_in, require_libraries
-
-if TYPE_CHECKING:
-    from farm.base.config.settings import Config
-
 
 # Repository of a checkout: commits, their changes, and untracked outputs. It is only read, never changed.
 
