@@ -44,6 +44,7 @@ class Slow:
             on_claimed=lambda *_: None, ttl_s=TTL_S, heartbeat_s=_HEARTBEAT_S,
         )  # fmt: skip
         self.sender.begin(AgentId("h1", "token"))
+        self.sender.start()
 
     @property
     def cluster(self) -> Slow:
@@ -111,6 +112,7 @@ def test_an_agent_gets_its_device_back_after_the_answer_to_a_claim_was_lost(
         try:
             asked_s = now_s()
             link.begin(one)
+            link.start()
             link.request("h1-0", SOC, None)
             until(lambda: heard, lambda: f"the shard for its device: {notes}", 15)
         finally:

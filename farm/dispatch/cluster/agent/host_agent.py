@@ -26,7 +26,7 @@ from farm.base.interrupts import noticing_deaths
 from farm.base.log_setup import JsonFormatter, logged_to
 from farm.base.processes import hide_environment
 from farm.dispatch.cluster.agent.host_devices import Attachments, DeviceRunners, HostDevices
-from farm.dispatch.cluster.agent.shared_jobs import AgentLink, SharedJobs, SharedRecords
+from farm.dispatch.cluster.agent.shared_jobs import AgentLink, SharedJobs
 from farm.dispatch.cluster.files import Preparer
 from farm.dispatch.cluster.nightly_starter import NightlyStarter, receivers_of
 from farm.dispatch.device_forks import device_forks
@@ -183,7 +183,6 @@ class HostAgent:
     def _open_parts(self) -> None:
         from farm.store.objects.objects import open_objects
 
-        ttl_s = self._config.leases.ttl_s
         objects = open_objects(self._config, patience_s=self._fetch_s)
         preparer = Preparer(
             self._config, objects, self._store.cluster.build_of, self._folder / "runs", self._store.files.lose_bundle
@@ -196,13 +195,12 @@ class HostAgent:
             on_reply=lambda reply, until_s: self._dispatcher.post(partial(self._apply_reply, reply, until_s)),
             on_hints=self._apply_hints,
             on_claimed=lambda held, until_s: self._dispatcher.post(partial(self._runners.claimed, held, until_s)),
-            ttl_s=ttl_s,
+            ttl_s=self._config.leases.ttl_s,
             heartbeat_s=self._config.leases.heartbeat_s,
         )
-        self._records = SharedRecords(self._store, ttl_s)
-        self._recorder = Recorder(self._records.record, self._log, preparer)
+        self._recorder = Recorder(self._link.record, self._log, preparer)
         self._jobs = SharedJobs(
-            self._dispatcher, self._store, self._records, self._recorder, self._link, preparer,
+            self._dispatcher, self._store, self._recorder, self._link, preparer,
             device_of=lambda device: self._runners.get(device).device, changed=self._changed,
         )  # fmt: skip
         self._runners = DeviceRunners(
@@ -242,10 +240,10 @@ class HostAgent:
 
     def _begin(self) -> None:
         agent = self._agent
-        self._records.begin(agent)
+        self._link.begin(agent)
         self._recorder.begin()
         self._store.cluster.begun(agent)
-        self._link.begin(agent)
+        self._link.start()
         if self._build_host is not None:
             self._build_host.begin(agent)
         if self._nightly_runs is not None:

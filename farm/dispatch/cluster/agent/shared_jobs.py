@@ -33,28 +33,7 @@ if TYPE_CHECKING:
     from farm.store.store import Store
 
 
-class SharedRecords:
-    """Results and shards in the store, in the name of an agent."""
-
-    def __init__(self, store: Store, ttl_s: float) -> None:
-        self._store, self._ttl_s = store, ttl_s
-        self._agent: AgentId
-
-    def begin(self, agent: AgentId) -> None:
-        """Record in the name of `agent`."""
-        self._agent = agent
-
-    def record(self, results: Sequence[ShardResult]) -> Mapping[int, FarmError]:
-        """Record results under their fences; return the reason for each refused result, by its index."""
-        refused = self._store.cluster.record(self._agent, results, ttl_s=self._ttl_s)
-        return {index: LeaseLostError(why) for index, why in refused.items()}
-
-    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
-        """Put back a shard with its remaining jobs. Raises LeaseLostError."""
-        self._store.cluster.put_back(self._agent, held.id, held.lease.fence, why=why, jobs=jobs)
-
-
-# Thread between an agent and the store: heartbeats, hints of news, and claims of shards for the devices of the agent.
+# Link between an agent and the store: heartbeats, hints of news, claims of shards for the devices, and results.
 
 
 logger = logging.getLogger(__name__)
@@ -80,11 +59,11 @@ class _ClaimRequest(NamedTuple):
 
 
 class AgentLink:
-    """Thread that sends heartbeats, listens for hints and claims shards. Any thread may call its methods.
+    """Thread that sends heartbeats, listens for hints and claims shards, and records of the agent.
 
     A heartbeat is sent at an interval and at urgent hints; its answer carries requests to the agent. One claim serves
-    all devices of an SoC, and follows every hint of work. All methods but `release`, `stop_claims` and `close` return
-    at once.
+    all devices of an SoC, and follows every hint of work. Any thread may call the methods; those that write to the
+    store, `stop_claims` and `close` may take a while.
 
     Claims, releases and heartbeats, each with its messages to the devices, happen one after the other: otherwise a late
     answer to a heartbeat would report a lease as lost that was claimed meanwhile, or take back a shard whose claim is
@@ -131,8 +110,11 @@ class AgentLink:
         self._thread = threading.Thread(target=self._run, daemon=True, name="store-link")
 
     def begin(self, agent: AgentId) -> None:
-        """Start heartbeats and claims for `agent`, whose facts the store has from its registration."""
+        """Record in the name of `agent`, whose facts the store has from its registration."""
         self._agent, self._sent = agent, self._facts()
+
+    def start(self) -> None:
+        """Start heartbeats and claims, after the results of the former agent of the name are recorded."""
         self._answers.begin()
         self._thread.start()
 
@@ -175,6 +157,15 @@ class AgentLink:
         if not self._waiting(soc):
             with self._lock:
                 self._claims_s.pop(soc, None)
+
+    def record(self, results: Sequence[ShardResult]) -> Mapping[int, FarmError]:
+        """Record results under their fences; return the reason for each refused result, by its index."""
+        refused = self._store.cluster.record(self._agent, results, ttl_s=self._ttl_s)
+        return {index: LeaseLostError(why) for index, why in refused.items()}
+
+    def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
+        """Put back a shard with its remaining jobs. Raises LeaseLostError."""
+        self._store.cluster.put_back(self._agent, held.id, held.lease.fence, why=why, jobs=jobs)
 
     def release(self, leases: Sequence[Lease]) -> None:
         """End leases. Raises StoreError."""
@@ -317,7 +308,6 @@ class SharedJobs:
         self,
         host: Dispatcher,
         store: Store,
-        records: SharedRecords,
         recorder: Recorder,
         link: AgentLink,
         preparer: Preparer,
@@ -326,8 +316,7 @@ class SharedJobs:
         changed: Callable[[], None],
     ) -> None:
         """`device_of` returns a device by its id; `changed` is called when a device rests."""
-        self._host, self._store, self._records, self._recorder = host, store, records, recorder
-        self._link, self._preparer = link, preparer
+        self._host, self._store, self._recorder, self._link, self._preparer = host, store, recorder, link, preparer
         self._device_of, self._changed = device_of, changed
         self._fetchers = ThreadPoolExecutor(_FETCHING, "prepare")
         self._recorded: set[tuple[str, str]] = set()
@@ -385,7 +374,7 @@ class SharedJobs:
 
     def put_back(self, held: HeldShard, jobs: Sequence[PlannedJob], why: str) -> None:
         """Put back a shard with its remaining jobs."""
-        self._recorder.after(held.lease.device, partial(self._records.put_back, held, tuple(jobs), why))
+        self._recorder.after(held.lease.device, partial(self._link.put_back, held, tuple(jobs), why))
 
     def release(self, lease: Lease, done: Callable[[], None]) -> None:
         """End a lease after all results are recorded, then call `done`."""
