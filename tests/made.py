@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,9 @@ from farm.builds.bundles.bundle import MANIFEST, MODEL, Bundle, Manifest, Tensor
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.device import AdbAddress, Device
 from farm.suites.suite import Case, InputSpec, Job, Target
+
+if TYPE_CHECKING:
+    from farm.store.objects.objects import Objects
 
 
 def device(serial: str = "phone-1", soc: str = "SM8650", **changes: Any) -> Device:
@@ -54,6 +57,13 @@ def write_bundle(folder: Path, contents: Mapping[str, bytes], **changes: Any) ->
     made = manifest(**{"pte_bytes": len(contents.get(MODEL, b"")), "files": files, **changes})
     (folder / MANIFEST).write_bytes(msgspec.json.encode(made))
     return Bundle(folder, made)
+
+
+def put_bytes(objects: Objects, content: bytes) -> str:
+    """Upload a file with this content for other hosts, and return its SHA-256."""
+    with objects.scratch() as folder:
+        (folder / "content").write_bytes(content)
+        return objects.put(folder / "content")
 
 
 def runtime(files: Mapping[str, Path], runner: str, kind: str = "simulator", **changes: Any) -> Runtime:

@@ -13,11 +13,11 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from log_lines import LogLines
+from made import put_bytes
 from s3_server import KEYS, S3Server
 from shared_rows import made_bundle, made_config, made_job, made_key
 from ssh_server import SshServer
@@ -70,8 +70,8 @@ def sftp_address(server: SshServer, root: Path, known_hosts: Path | None = None)
 def opened(place: Path) -> Open:
     """Function that returns the files at an address, or in `place`, as the machine of `who` sees them."""
 
-    def opened(who: str = "ada", address: str = "", *, patience_s: float = 0.0, stop: Any = None) -> Objects:
-        return open_objects(made_config(place.parent, who, address), patience_s=patience_s, stop=stop)
+    def opened(who: str = "ada", address: str = "", *, patience_s: float = 0.0) -> Objects:
+        return open_objects(made_config(place.parent, who, address), patience_s=patience_s)
 
     return opened
 
@@ -92,16 +92,15 @@ def test_sftp_and_s3_are_places(
     large = os.urandom(1 << 20) * 35
     for server, address in ((ssh, sftp_address(ssh, place)), (s3, s3.address("farm-places"))):
         hers, his = (opened(f"{who}-{address[:2]}", address) for who in ("ada", "bob"))
-        names = [hers.put(content) for content in (SOME, large, b"")]
-        assert [his.size(name) for name in names] == [len(SOME), len(large), 0]
+        names = [put_bytes(hers, content) for content in (SOME, large, b"")]
         assert [his.get(name).read_bytes() for name in names] == [SOME, large, b""]
         assert {one.name for one in hers.all()} == set(names)
         with pytest.raises(ArtifactLostError, match="not there"):
-            his.read("1" * 64)
+            his.get("1" * 64)
         assert (hers.discard(names[1]), hers.discard(names[1], grace_s=-1.0), his.has(names[1])) == (False, True, False)
         server.stop()
         with pytest.raises(ArtifactsError, match="no device and no code is at fault"):
-            hers.read(names[0])
+            hers.get(names[0])
         server.start()
 
 
@@ -110,57 +109,48 @@ def test_what_one_host_puts_another_has_once(place: Path, tmp_path: Path, opened
     path = tmp_path / "libFarm.so"
     path.write_bytes(SOME)
     name = hers.put(path)
-    assert name == hashlib.sha256(SOME).hexdigest() == hers.put(SOME)
-    assert (his.has(name), his.size(name), his.has("0" * 64)) == (True, len(SOME), False)
+    assert name == hashlib.sha256(SOME).hexdigest() == put_bytes(hers, SOME)
+    assert (his.has(name), his.has("0" * 64)) == (True, False)
     here = his.get(name)
-    assert here.read_bytes() == SOME == his.read(name)
+    assert here.read_bytes() == SOME
     assert os.access(here, os.X_OK)
     here.chmod(0o755)
     here.write_bytes(SOME[::-1])
     assert his.get(name).read_bytes() == SOME, "a damaged file of the cache is fetched anew"
     place.rename(place.with_name("away"))
     # The file is in the cache: no request is made.
-    assert his.get(name) == here == his.cached(name)
+    assert his.get(name) == here
 
 
 def test_what_is_damaged_there_is_not_used(place: Path, tmp_path: Path, opened: Open) -> None:
     objects, evil = opened(), b"#!/bin/sh\nrm -rf ~\n"
-    name = objects.put(SOME)
+    name = put_bytes(objects, SOME)
     (place / path_of(name)).chmod(0o600)
     (place / path_of(name)).write_bytes(evil)
     with pytest.raises(ArtifactLostError, match=f"{name} is damaged"):
         objects.get(name)
-    assert objects.cached(name) is None
     assert not list((tmp_path / "ada/cache").rglob("*content*"))
-    assert objects.put(SOME) == name
+    assert put_bytes(objects, SOME) == name
     assert objects.get(name).read_bytes() == SOME
     with pytest.raises(ArtifactLostError, match="is not the SHA-256"):
         objects.get("../../etc/passwd")
 
 
 def test_a_place_that_is_away_is_waited_for(place: Path, opened: Open) -> None:
-    stop, notes = threading.Event(), LogLines()
-    objects = opened()
-    ending, patient = opened(patience_s=300.0, stop=stop), opened("bob", patience_s=60.0)
-    name = objects.put(SOME)
+    notes, objects, patient = LogLines(), opened(), opened("bob", patience_s=60.0)
+    name = put_bytes(objects, SOME)
     away = place.rename(place.with_name("away"))
     try:
         with pytest.raises(ArtifactsError, match="no device and no code is at fault") as caught:
             objects.get(name)
         assert type(caught.value) is ArtifactsError
         assert "\n" not in str(caught.value)
-        # A process that is to end does not wait.
-        threading.Timer(0.3, stop.set).start()
-        began = time.monotonic()
-        with pytest.raises(ArtifactsError):
-            ending.put(b"anything")
-        assert time.monotonic() - began < 30.0
         notes.clear()
     finally:
         back = threading.Timer(2.0, away.rename, [place])
         back.start()
     assert patient.get(name).read_bytes() == SOME
-    assert patient.put(b"more") == hashlib.sha256(b"more").hexdigest()
+    assert put_bytes(patient, b"more") == hashlib.sha256(b"more").hexdigest()
     back.join()
     assert notes[0].startswith("waiting for ")
     assert notes[1:] == [f"{notes[0].split(': ')[0].removeprefix('waiting for ')} is there again"]
@@ -168,7 +158,7 @@ def test_a_place_that_is_away_is_waited_for(place: Path, opened: Open) -> None:
 
 def test_unused_files_leave_the_cache(tmp_path: Path, opened: Open) -> None:
     objects = opened()
-    old, used = (objects.get(objects.put(content)) for content in (b"old", b"used"))
+    old, used = (objects.get(put_bytes(objects, content)) for content in (b"old", b"used"))
     for path in (old, used):
         os.utime(path, (0, 0))
     objects.get(used.parent.name)
@@ -189,7 +179,7 @@ def test_many_threads_put_and_get_at_once(opened: Open) -> None:
     def work(number: int) -> None:
         for turn in range(3):
             content = f"{number % 4} {turn}".encode() * 5000
-            assert objects.get(objects.put(content)).read_bytes() == content
+            assert objects.get(put_bytes(objects, content)).read_bytes() == content
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
@@ -198,18 +188,18 @@ def test_many_threads_put_and_get_at_once(opened: Open) -> None:
 
 def test_only_what_is_a_day_old_goes_and_what_is_put_again_stays(place: Path, opened: Open) -> None:
     objects = opened()
-    young = objects.put(b"young")
+    young = put_bytes(objects, b"young")
     assert not objects.discard(young)
     assert objects.has(young)
-    old, again = objects.put(b"old"), objects.put(b"again")
+    old, again = put_bytes(objects, b"old"), put_bytes(objects, b"again")
     long_ago = time.time() - GRACE_S - 60
     for name in (old, again):
         os.utime(place / path_of(name), (long_ago, long_ago))
     # Another process, whose memory does not have the object.
-    opened("bob").put(b"again")
+    put_bytes(opened("bob"), b"again")
     assert (objects.discard(old), objects.discard(again)) == (True, False)
     assert (objects.has(old), objects.has(again)) == (False, True)
-    assert objects.put(b"old") == old
+    assert put_bytes(objects, b"old") == old
     assert objects.has(old)
     left = place / "incoming" / "x.part"
     left.write_bytes(b"half")
@@ -237,7 +227,7 @@ def test_what_waiting_would_not_help_is_said_at_once(
         (f"file://{tmp_path}/mnt/farm", "mount it"),
     ):
         with pytest.raises(ArtifactsError, match=says):
-            opened("ada", address, patience_s=20.0 if "mnt" not in address else 0.0).put(SOME)
+            put_bytes(opened("ada", address, patience_s=20.0 if "mnt" not in address else 0.0), SOME)
     assert time.monotonic() - began < 20.0
     assert unknown.read_text() == ""
     assert not (tmp_path / "mnt").exists()
@@ -246,14 +236,14 @@ def test_what_waiting_would_not_help_is_said_at_once(
     with pytest.raises(LocalError, match=r"nothing\.so"):
         objects.put(tmp_path / "nothing.so")
     with pytest.raises(LocalError):
-        objects.fetch(objects.put(SOME), tmp_path / "no" / "folder")
+        objects.fetch(put_bytes(objects, SOME), tmp_path / "no" / "folder")
 
 
 def test_whoever_may_write_the_place_may_write_what_another_began(place: Path, opened: Open) -> None:
     place.chmod(0o2775)
     before = os.umask(0o077)
     try:
-        name = opened().put(SOME)
+        name = put_bytes(opened(), SOME)
     finally:
         os.umask(before)
     path = place / path_of(name)

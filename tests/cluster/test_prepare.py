@@ -260,7 +260,10 @@ def test_files_of_an_attempt_go_from_the_host_that_ran_it_to_whoever_reads(farm:
 
 def test_only_what_no_row_names_leaves_the_place(tmp_path: Path, address: str, store: Store) -> None:
     farm = Farm(tmp_path, address)
-    names = {what: farm.client.put(what.encode()) for what in ("bundle", "unused bundle", "runtime", "orphan", "young")}
+    names = {
+        what: made.put_bytes(farm.client, what.encode())
+        for what in ("bundle", "unused bundle", "runtime", "orphan", "young")
+    }
     parts = row_shards(1, jobs=1)
     terms = b'{"runtimes": [{"files": {"runner": "%s"}}]}' % names["runtime"].encode()
     wanted = NewBuild(row_key(0), "t", parts[0].jobs[0].job, {})

@@ -136,14 +136,14 @@ def confirm(
     return Confirmation(answer, reason, count, change, low, high, p_value)
 
 
-def control(confirmations: Sequence[Confirmation], rate: float = FALSE_ALERTS) -> tuple[Confirmation, ...]:
+def control(confirmations: Sequence[Confirmation]) -> tuple[Confirmation, ...]:
     """Return the confirmations of a family, all measured after one nightly run, with false discoveries controlled.
 
-    With Benjamini and Hochberg's method at most `rate` of the remaining confirmations are chance, on average; the
+    With Benjamini and Hochberg's method at most FALSE_ALERTS of the remaining confirmations are chance, on average; the
     others become unknown. The pairs are independent of the values that raised the suspicion, so that its choice does
     not matter.
     """
-    kept = discoveries([one.p_value for one in confirmations], rate)
+    kept = discoveries([one.p_value for one in confirmations], FALSE_ALERTS)
     why = f"not enough among {len(confirmations)} that were measured"
     return tuple(
         one if keep or one.answer is not Answer.CONFIRMED else unsure(one, why)
@@ -156,17 +156,17 @@ def unsure(one: Confirmation, why: str = "and of the measured bundles it was not
     return msgspec.structs.replace(one, answer=Answer.UNKNOWN, reason=f"{one.reason}: {why}")
 
 
-def alone_level(family: int, rate: float = FALSE_ALERTS) -> float:
+def alone_level(family: int) -> float:
     """Return the p-value with which a single change among `family` passes `control`."""
-    return rate / max(1, family)
+    return FALSE_ALERTS / max(1, family)
 
 
-def pairs_needed(suspected: int, rate: float = FALSE_ALERTS) -> int:
+def pairs_needed(suspected: int) -> int:
     """Return how many pairs let even a single true change among so many suspected changes pass `control`.
 
     n pairs have no p-value below 2^-n, and 2^(1-n) where the smallest points the other way.
     """
-    return max(PAIRS, math.ceil(math.log2(max(1, suspected) / rate)) + 1)
+    return max(PAIRS, math.ceil(math.log2(max(1, suspected) / FALSE_ALERTS)) + 1)
 
 
 class Clock(NamedTuple):

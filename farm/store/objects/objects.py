@@ -139,15 +139,16 @@ class Objects:
         self._root = cache_dir / OBJECTS
         self._known: dict[str, float] = {}
 
-    def put(self, content: Path | bytes) -> str:
-        """Upload a file or bytes, and return its SHA-256, as hex. The whole file is in the place on return.
+    def put(self, path: Path) -> str:
+        """Upload a file, and return its SHA-256, as hex. The whole file is in the place on return.
 
         The file stays for GRACE_S at least, and for as long as a row of the store names it. Raises ArtifactsError for a
         place that stays away or refuses, LocalError for a file that cannot be read or changes meanwhile.
         """
-        name = _hash(content)
+        with local_errors(path):
+            name = sha256_of(path)
         if time.monotonic() - self._known.get(name, -_KNOWN_S) >= _KNOWN_S:
-            self._patience.retry_while_away(lambda: self._put(name, content))
+            self._patience.retry_while_away(lambda: self._put(name, path))
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[name] = time.monotonic()
@@ -155,13 +156,8 @@ class Objects:
 
     def has(self, sha256: str) -> bool:
         """Return whether a file is there. Raises ArtifactsError for a place that stays away or refuses."""
-        return self.size(sha256) is not None
-
-    def size(self, sha256: str) -> int | None:
-        """Return the size of a file, in bytes; None if it is missing. Raises as `has`."""
         name = require_sha256(sha256)
-        found = self._patience.retry_while_away(lambda: self._place.find(name))
-        return None if found is None else found.nbytes
+        return self._patience.retry_while_away(lambda: self._place.find(name)) is not None
 
     def get(self, sha256: str) -> Path:
         """Return a file in the cache of this machine, fetched if missing or damaged. It is executable.
@@ -182,46 +178,19 @@ class Objects:
             os.utime(path)
         return path
 
-    def cached(self, sha256: str) -> Path | None:
-        """Return a file in the cache of this machine; None if it is not there."""
-        if not _SHA256.fullmatch(sha256):
-            return None
-        path = self._cached(sha256) / CONTENT
-        return path if path.is_file() else None
-
     def fetch(self, sha256: str, target: Path, most_bytes: int = MOST_BYTES) -> None:
         """Write a file to `target`, verified. Raises as `get`; ArtifactLostError for more than `most_bytes`."""
         name = require_sha256(sha256)
-
-        def copy() -> bool:
-            digest, nbytes = hashlib.sha256(), 0
-            local = _LocalFile(target)
-            try:
-                for chunk in self._place.read(name):
-                    nbytes += len(chunk)
-                    self._require_at_most(most_bytes, nbytes, name)
-                    digest.update(chunk)
-                    local.write(chunk)
-            finally:
-                local.close()
-            return digest.hexdigest() == name
-
-        self._verified(name, copy)
-
-    def read(self, sha256: str, most_bytes: int = 64 << 20) -> bytes:
-        """Return the content of a file, verified. Raises as `get`; ArtifactLostError for more than `most_bytes`."""
-        name = require_sha256(sha256)
-        content = bytearray()
-
-        def copy() -> bool:
-            content.clear()
-            for chunk in self._place.read(name):
-                content.extend(chunk)
-                self._require_at_most(most_bytes, len(content), name)
-            return hashlib.sha256(content).hexdigest() == name
-
-        self._verified(name, copy)
-        return bytes(content)
+        try:
+            for _ in range(_TRIES):
+                if self._patience.retry_while_away(lambda: self._copy(name, target, most_bytes)):
+                    return
+            raise ArtifactLostError(
+                f"{self._where}: {name} is damaged (its content has another hash) and is not used: remove it there"
+            )
+        except ArtifactLostError:
+            self._known.pop(name, None)
+            raise
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -250,61 +219,58 @@ class Objects:
         """Remove files that dead processes left partially written a day ago; return their number."""
         return self._patience.retry_while_away(self._place.sweep)
 
-    def _put(self, name: str, content: Path | bytes) -> None:
+    def _put(self, name: str, path: Path) -> None:
         found = self._place.find(name)
+        with local_errors(path):
+            nbytes = path.stat().st_size
         # A file of another size is damaged: it is written again.
-        if found is not None and found.nbytes == _size(content):
+        if found is not None and found.nbytes == nbytes:
             age_s = time.time() - found.modified_s
             # A young or renewed file is not removed soon, even with clocks that differ by an hour.
             if age_s < GRACE_S / 2 or self._place.renew(name):
                 return
-        source = _Source(name, content)
+        source = _Source(name, path)
         self._place.write(name, source.chunks(), source.check)
         written = self._place.find(name)
         if written is None or written.nbytes != source.nbytes:
             raise ArtifactsError(f"{name} is not there, whole, after it was written: is the place full?")
 
-    def _require_at_most(self, most_bytes: int, nbytes: int, name: str) -> None:
-        if nbytes > most_bytes:
-            raise ArtifactLostError(f"{self._where}: {name} has more than {most_bytes >> 20} MiB: it is not used")
-
-    def _verified(self, name: str, copy: Callable[[], bool]) -> None:
-        for _ in range(_TRIES):
-            try:
-                if self._patience.retry_while_away(lambda: self._copied(copy, name)):
-                    return
-            except ArtifactLostError:
-                self._known.pop(name, None)
-                raise
-        self._known.pop(name, None)
-        raise ArtifactLostError(
-            f"{self._where}: {name} is damaged (its content has another hash) and is not used: remove it there"
-        )
-
-    def _copied(self, copy: Callable[[], bool], name: str) -> bool:
+    def _copy(self, name: str, target: Path, most_bytes: int) -> bool:
+        """Write a file to `target`, and return whether its content has its hash."""
+        digest, nbytes = hashlib.sha256(), 0
+        local = _LocalFile(target)
         try:
-            return copy()
+            for chunk in self._place.read(name):
+                nbytes += len(chunk)
+                if nbytes > most_bytes:
+                    limit = f"more than {most_bytes >> 20} MiB"
+                    raise ArtifactLostError(f"{self._where}: {name} has {limit}: it is not used")
+                digest.update(chunk)
+                local.write(chunk)
         except FileNotFoundError:
             if self._place.find(name) is not None:
                 raise
             raise ArtifactLostError(f"{self._where}: {name} is not there: it may have been pruned") from None
+        finally:
+            local.close()
+        return digest.hexdigest() == name
 
     def _cached(self, name: str) -> Path:
         return self._root / name[:2] / name
 
 
-def open_objects(config: Config, *, patience_s: float | None = None, stop: threading.Event | None = None) -> Objects:
+def open_objects(config: Config, *, patience_s: float | None = None) -> Objects:
     """Return the files of the shared farm of `config`, without a first access.
 
-    `patience_s` is the time to wait for an unreachable place, by default as for the store (`health.store_wait_s`);
-    `stop` ends the wait. Raises UsageError for a farm of one machine, MissingToolError without the libraries.
+    `patience_s` is the time to wait for an unreachable place, by default as for the store (`health.store_wait_s`).
+    Raises UsageError for a farm of one machine, MissingToolError without the libraries.
     """
     address = config.artifacts
     if address is None:
         raise UsageError("this farm is of one machine: its files are in its state folder (docs/guides/three_hosts.md)")
     where = str(address)
     seconds = config.health.store_wait_s if patience_s is None else patience_s
-    return Objects(_place_of(address), where, config.cache_dir, PlaceRetry(where, seconds, stop))
+    return Objects(_place_of(address), where, config.cache_dir, PlaceRetry(where, seconds))
 
 
 def _place_of(address: ArtifactsAddress) -> FilePlace:
@@ -325,34 +291,27 @@ def _place_of(address: ArtifactsAddress) -> FilePlace:
 class _Source:
     """Content of an upload, hashed while it is read, as a file might change meanwhile."""
 
-    def __init__(self, name: str, content: Path | bytes) -> None:
-        self._name, self._content = name, content
+    def __init__(self, name: str, path: Path) -> None:
+        self._name, self._path = name, path
         self._digest = hashlib.sha256()
         self.nbytes = 0
 
     def chunks(self) -> Iterator[bytes]:
-        if isinstance(self._content, bytes):
-            yield self._note(self._content)
-            return
-        path = self._content
-        with local_errors(path):
-            file = path.open("rb")
+        with local_errors(self._path):
+            file = self._path.open("rb")
         with file:
             while True:
-                with local_errors(path):
+                with local_errors(self._path):
                     chunk = file.read(_CHUNK)
                 if not chunk:
                     return
-                yield self._note(chunk)
+                self._digest.update(chunk)
+                self.nbytes += len(chunk)
+                yield chunk
 
     def check(self) -> None:
         if self._digest.hexdigest() != self._name:
-            raise LocalError(f"{self._content!s:.200} was changed while it was read", cause="local", is_general=False)
-
-    def _note(self, chunk: bytes) -> bytes:
-        self._digest.update(chunk)
-        self.nbytes += len(chunk)
-        return chunk
+            raise LocalError(f"{self._path} was changed while it was read", cause="local", is_general=False)
 
 
 class _LocalFile:
@@ -370,20 +329,6 @@ class _LocalFile:
     def close(self) -> None:
         with local_errors(self._path):
             self._file.close()
-
-
-def _hash(content: Path | bytes) -> str:
-    if isinstance(content, bytes):
-        return hashlib.sha256(content).hexdigest()
-    with local_errors(content):
-        return sha256_of(content)
-
-
-def _size(content: Path | bytes) -> int:
-    if isinstance(content, bytes):
-        return len(content)
-    with local_errors(content):
-        return content.stat().st_size
 
 
 def _is_whole(path: Path, sha256: str) -> bool:
@@ -406,9 +351,9 @@ class PlaceRetry:
     The import of tenacity would take 50 ms of each command, in place of a loop of 20 lines.
     """
 
-    def __init__(self, where: str, seconds: float, stop: threading.Event | None = None) -> None:
-        """`where` names the place in errors. `stop` ends the wait, as if the time were over."""
-        self._where, self._seconds, self._stop = where, seconds, stop or threading.Event()
+    def __init__(self, where: str, seconds: float) -> None:
+        """`where` names the place in errors."""
+        self._where, self._seconds = where, seconds
         self._lock, self._is_noted = threading.Lock(), False
 
     def retry_while_away(self, action: Callable[[], _Answer]) -> _Answer:
@@ -427,7 +372,7 @@ class PlaceRetry:
                     raise
                 if for_good:
                     raise ArtifactsError(f"{self._where}: {problem}") from None
-                if time.monotonic() + pause > end or self._stop.is_set():
+                if time.monotonic() + pause > end:
                     waited = f" (tried for {self._seconds:g} s)" if self._seconds >= 1 else ""
                     raise ArtifactsError(f"{self._where}: {problem}{waited}: {_AWAY}") from None
             else:
@@ -435,7 +380,7 @@ class PlaceRetry:
                 return answer
             if time.monotonic() - began > _NOTED_AFTER_S:
                 self._warn_once(problem)
-            self._stop.wait(pause)
+            time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _warn_once(self, problem: str) -> None:
