@@ -31,13 +31,7 @@ class LocalTransport(Transport):
     no_reboot = "it is this machine"
 
     def __init__(self, serial: str, address: LocalAddress) -> None:
-        super().__init__(serial)
-        self._storage = PurePosixPath(address.storage)
-
-    @property
-    def storage(self) -> PurePosixPath:
-        """Folder of farm: see Transport."""
-        return self._storage
+        super().__init__(serial, PurePosixPath(address.storage))
 
     def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> Process:
         """Start a program: see Transport. It ends with farm, even when that is killed."""

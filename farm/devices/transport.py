@@ -49,7 +49,7 @@ class Transport(abc.ABC):
     DeviceSpaceError for full storage, AdbServerError for a failure of the adb server, and DeviceError itself for a
     failure with the device still present.
 
-    A kind of transport implements `spawn` and `storage`, and overrides other methods as needed:
+    A kind of transport implements `spawn`, names the folder `storage`, and overrides other methods as needed:
     docs/developers/recipes.md, "Adding a transport".
     """
 
@@ -60,16 +60,13 @@ class Transport(abc.ABC):
     stall_s = 30.0
     """Seconds after which a device is gone that moves no byte of a file; flash storage that stalls recovers sooner."""
 
-    def __init__(self, serial: str) -> None:
+    def __init__(self, serial: str, storage: PurePosixPath) -> None:
         self.serial = serial
         """The device's name."""
+        self.storage = storage
+        """Folder of farm on the device, an absolute path where programs may be kept; made by the first push."""
         self.elevation: tuple[str, ...] = ()
         """Command that runs a script, its last word, as root if commands are not root's; set by `become_root`."""
-
-    @property
-    @abc.abstractmethod
-    def storage(self) -> PurePosixPath:
-        """Folder of farm on the device, an absolute path where programs may be kept; made by the first push."""
 
     @abc.abstractmethod
     def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> Process:

@@ -355,7 +355,7 @@ class AdbTransport(Transport):
     no_reboot = ""
 
     def __init__(self, serial: str, address: AdbAddress) -> None:
-        super().__init__(serial)
+        super().__init__(serial, STORAGE)
         self._attached_at = address.attached_at
         first, *others = (
             AdbHost(one.port, one.host, target=one.name, tunnel=one.tunnel) for one in (address, *address.also)
@@ -365,11 +365,6 @@ class AdbTransport(Transport):
         self._idle: list[SyncStream] = []
         self._lock = threading.Lock()
         self._sync_links = True
-
-    @property
-    def storage(self) -> PurePosixPath:
-        """Folder of farm on the device: see Transport."""
-        return STORAGE
 
     def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> ShellProcess:
         """Start a program: see Transport. Needs shell protocol v2, which is Android 7 or newer."""

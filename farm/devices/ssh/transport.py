@@ -181,15 +181,10 @@ class SshTransport(Transport):
     no_reboot = ""
 
     def __init__(self, serial: str, address: SshAddress) -> None:
-        super().__init__(serial)
+        # Identification checks that the folder is the user's own.
+        super().__init__(serial, PurePosixPath(address.storage or f"/var/tmp/farm-{address.user}"))  # noqa: S108
         self._address = address
         self._link = SshLink(serial, address)
-
-    @property
-    def storage(self) -> PurePosixPath:
-        """Folder of farm on the device: see Transport."""
-        # Identification checks that the folder is the user's own.
-        return PurePosixPath(self._address.storage or f"/var/tmp/farm-{self._address.user}")  # noqa: S108
 
     def spawn(self, argv: Sequence[str], command: str, timeout_s: float, *, stdin: bool) -> SshProcess:
         """Start a program: see Transport."""
