@@ -36,6 +36,10 @@ class Rack:
         """The first device."""
         return self.devices[0]
 
+    @property
+    def env(self) -> dict[str, str]:
+        return {"ANDROID_ADB_SERVER_PORT": str(self.server.port)}
+
     def folder(self, number: int = 0) -> Path:
         """The folder that holds the files of a device."""
         return self.root / self.devices[number].serial

@@ -9,6 +9,7 @@ import made
 
 from farm.base.machine import user_name
 from farm.devices.device import Device
+from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import Store
@@ -71,3 +72,10 @@ def record_run(
     if exit_code is not None:
         store.finish_run(run_id, exit_code)
     return run_id
+
+
+def take(store: Store, device: str, user: str = "ci", **changes: Any) -> None:
+    """Lease a device to a nightly run of another process."""
+    asked = {"count": 1, "host": "bench", "pid": 7, "purpose": "farm run", "priority": Priority.NIGHTLY}
+    token = store.leases.request([device], user=user, ttl_s=300, **asked | changes)
+    assert store.leases.poll(token, ttl_s=300)

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from farm.base.processes import Supervisor
-from farm.devices.adb.server import start_adb_server
-from farm.devices.virtual.boot import boot
+from attached import rack
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +18,5 @@ def bench_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bench(bench_root: Path) -> Iterator[dict[str, str]]:
     """The environment that finds the two devices, `virtual-SM8650-0` and `virtual-SM8650-1`."""
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, bench_root / "adb")
-        boot(supervisor, server, ["SM8650", "SM8650"], bench_root)
-        yield {"ANDROID_ADB_SERVER_PORT": str(server.port)}
+    with rack(bench_root, "SM8650", "SM8650") as two:
+        yield two.env

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import signal
 import socket
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from farm_home import FarmHome
-from ssh_server import SshServer
+from made_runs import take
+from ssh_server import SshServer, login, running
 from waiting import Started, until
 
 from farm.base.processes import Supervisor
@@ -22,7 +22,6 @@ from farm.cli.devices.hold import refusal
 from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.relay import Relay
-from farm.policy.situation import Priority
 from farm.store.store import Store
 
 SERIAL = "virtual-SM8650-0"
@@ -129,10 +128,7 @@ def test_a_device_that_another_has_is_refused_with_who_and_what_to_do(
         return done.stderr
 
     assert "unknown device or SoC 'nobody'" in refused("devices", "connect", "nobody")
-    token = store.leases.request(
-        [NAME], count=1, user="bob", host="desk", pid=7, purpose="farm run", priority=Priority.PERSON, ttl_s=60
-    )
-    assert store.leases.poll(token, ttl_s=60)
+    take(store, NAME, "bob")
     for command in (("devices", "adb", NAME, "--", "shell"), ("devices", "connect", NAME)):
         output = refused(*command, code=4)
         assert f"{NAME} is used by bob since " in output
@@ -142,18 +138,12 @@ def test_a_device_that_another_has_is_refused_with_who_and_what_to_do(
 
 @pytest.mark.whole
 def test_a_board_is_refused_and_told_of_the_shell(home: FarmHome, servers: TwoServers, tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        board = SshServer(supervisor, tmp_path / "board", "QCS9100", "board-7").start()
-        address = board.address
-        (home.cwd / "farm.toml").write_text(
-            f"[[device]]\nssh = '{address.user}@{address.host}:{address.port}'\nstorage = '{address.storage}'\n"
-            f"key_file = '{address.key_file}'\nknown_hosts = '{address.known_hosts}'\n"
-        )
+    with running(SshServer, tmp_path / "board", "QCS9100", "board-7") as board:
+        (home.cwd / "farm.toml").write_text(f'[[device]]\n{login(board)}storage = "{board.folder}/storage"\n')
         for words in ("adb board-7 -- shell", "connect board-7", "connect QCS9100"):
             done = home.farm("devices", *words.split(), env=servers.env, code=2)
             assert "board-7@127.0.0.1 has no adb server" in done.stderr
             assert "'farm shell board-7@127.0.0.1' opens a shell on it" in done.stderr
-        board.stop()
 
 
 def test_the_users_own_adb_has_the_device_until_ctrl_c(
@@ -254,13 +244,9 @@ def test_a_command_has_the_device_and_hands_on_its_exit_code(
 def test_behind_a_machine_with_ssh_and_over_a_tunnel_that_breaks(
     home: FarmHome, servers: TwoServers, tmp_path: Path
 ) -> None:
-    with Supervisor() as supervisor:
-        board = SshServer(supervisor, tmp_path / "sshd").start()
-        (home.cwd / "farm.toml").write_text(
-            f'[[host]]\nname = "attic"\nadb = "127.0.0.1:{servers.far.port}"\n'
-            f'ssh = "{getpass.getuser()}@127.0.0.1:{board.port}"\n'
-            f'key_file = "{board.folder}/user_key"\nknown_hosts = "{board.known_hosts}"\n'
-        )
+    with running(SshServer, tmp_path / "sshd") as board:
+        far = f'adb = "127.0.0.1:{servers.far.port}"\n'
+        (home.cwd / "farm.toml").write_text(f'[[host]]\nname = "attic"\n{far}{login(board)}')
         home.farm("devices", "adb", NAME, "--", "shell", "exit 5", env=servers.env, code=5)
         done = home.farm("devices", "adb", NAME, "--", "forward", "tcp:0", "tcp:7", env=servers.env, code=2)
         assert f"forward would open a port on attic, where the adb server of {NAME} runs" in done.stderr
@@ -273,7 +259,6 @@ def test_behind_a_machine_with_ssh_and_over_a_tunnel_that_breaks(
             board.start()
             until(lambda: servers.adb("-s", connected.name, "shell", "exit 6").returncode == 6)
             assert connected.end(signal.SIGINT)[0] == 0
-        board.stop()
     assert servers.listed() == []
 
 

@@ -9,15 +9,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from attached import rack
 from farm_home import FarmHome
 
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import UsageError
-from farm.base.processes import Supervisor
 from farm.builds.runtime.inventory import Tool
 from farm.cli.setup.doctor import write_bundle
-from farm.devices.adb.server import start_adb_server
-from farm.devices.virtual.boot import boot
 
 # `farm doctor` as a user calls it.
 
@@ -58,11 +56,9 @@ def test_asked_for_one_the_exit_code_says_whether_it_runs(home: FarmHome, soc: s
 
 
 def test_it_tells_which_devices_are_attached(home: FarmHome, tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, tmp_path / "adb")
-        (device,) = boot(supervisor, server, ["SM8650"], tmp_path / "devices")
-        answer = home.json("doctor", env={**NOTHING, "ANDROID_ADB_SERVER_PORT": str(server.port)})
-    assert answer["adb"] == f"attached: {device.serial} (SM8650)"
+    with rack(tmp_path / "rack", "SM8650") as one:
+        answer = home.json("doctor", env={**NOTHING, **one.env})
+    assert answer["adb"] == f"attached: {one.device.serial} (SM8650)"
     # A virtual device is none that GPU programs run on.
     [gpu] = [one for one in answer["abilities"] if (one["soc"], one["backend"]) == ("SM8650", "gpu")]
     assert gpu["run"]["where"] == []

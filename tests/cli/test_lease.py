@@ -16,15 +16,14 @@ from pathlib import Path
 
 import pytest
 from farm_home import FarmHome
-from ssh_server import SshServer
+from made_runs import take
+from ssh_server import SshServer, running
 from terminals import Terminal, terminal_of
 from waiting import Started, alive, until
 
 from farm.base.errors import UsageError
-from farm.base.processes import Supervisor
 from farm.cli.devices.hold import shell_of
 from farm.devices.device import Device, HealthEvent, SshAddress
-from farm.policy.situation import Priority
 from farm.store.store import Store
 
 FIRST, SECOND = (f"virtual-SM8650-{number}@{socket.gethostname()}" for number in range(2))
@@ -60,14 +59,6 @@ def ada(home: FarmHome, bench: Mapping[str, str]) -> User:
 @pytest.fixture
 def bob(home: FarmHome, bench: Mapping[str, str]) -> User:
     return User(home, bench, "bob")
-
-
-def take(store: Store, user: str = "ci", host: str = "bench", purpose: str = "farm run") -> None:
-    """Lease the first device to a nightly run."""
-    token = store.leases.request(
-        [FIRST], count=1, user=user, host=host, pid=7, purpose=purpose, priority=Priority.NIGHTLY, ttl_s=60
-    )
-    assert store.leases.poll(token, ttl_s=60)
 
 
 def test_a_device_is_reserved_used_and_given_back(ada: User, bob: User, store: Store) -> None:
@@ -120,10 +111,10 @@ def test_several_are_given_back_by_name_or_all_at_once(ada: User, store: Store) 
 
 
 def test_who_has_it_is_said_and_a_person_who_waits_gets_it(ada: User, store: Store) -> None:
-    take(store)
+    take(store, FIRST)
     shown = ada.says("devices", "release", FIRST, "--force")
     assert shown == f"{FIRST} is given back; 'farm run' of ci stops using it\n"
-    take(store)
+    take(store, FIRST)
     shown = ada.is_refused("lease", FIRST, "--no-wait", code=4)
     assert f"{FIRST} is used by ci since " in shown
     assert "for 'farm run' (process 7 on bench)" in shown
@@ -146,7 +137,7 @@ def test_who_has_it_is_said_and_a_person_who_waits_gets_it(ada: User, store: Sto
 
 
 def test_texts_of_others_do_not_reach_a_terminal(ada: User, store: Store) -> None:
-    take(store, "\x1b[31mci", "\x07", "\x1b]0;x")
+    take(store, FIRST, "\x1b[31mci", host="\x07", purpose="\x1b]0;x")
     output = ada.is_refused("lease", FIRST, "--no-wait", code=4) + ada.says("devices", "release", FIRST, "--force")
     assert all(line.isprintable() for line in output.splitlines()), output
 
@@ -190,7 +181,7 @@ def test_a_shell_ends_when_its_lease_is_taken_away(shell: Started[str], bob: Use
 def test_a_shell_whose_device_was_given_to_somebody_says_to_whom(shell: Started[str], store: Store) -> None:
     os.kill(shell.pid, signal.SIGSTOP)
     store.leases.release(store.leases.all())
-    take(store, "carol")
+    take(store, FIRST, "carol")
     os.kill(shell.pid, signal.SIGCONT)
     _, errors = shell.communicate(timeout=60)
     assert shell.returncode == 4
@@ -215,8 +206,8 @@ SERIAL = "virtual-SM8650-0"
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
-    with Supervisor() as supervisor:
-        yield SshServer(supervisor, tmp_path_factory.mktemp("board"), "QCS9100", "board-7").start()
+    with running(SshServer, tmp_path_factory.mktemp("board"), "QCS9100", "board-7") as board:
+        yield board
 
 
 @contextlib.contextmanager

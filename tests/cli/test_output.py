@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from attached import rack
 from farm_home import FarmHome
 from made_runs import HOUR_MS, record_run
 from rich.console import Console
@@ -20,11 +21,9 @@ from sqlalchemy import text
 from terminals import terminal_of
 
 from farm.base.errors import FIRST_RUN, UsageError
-from farm.base.processes import Supervisor
 from farm.cli import main
 from farm.cli.output import asked_server
 from farm.cli.progress import LiveFront
-from farm.devices.adb.server import start_adb_server
 from farm.results.attempt import Verdict
 from farm.store.store import Store, open_store
 
@@ -116,9 +115,8 @@ def test_a_broken_farm_toml_is_named(home: FarmHome) -> None:
 
 
 def test_without_a_device_it_says_what_is_attached_and_leaves_no_run(home: FarmHome, tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        port = {"ANDROID_ADB_SERVER_PORT": str(start_adb_server(supervisor, tmp_path / "adb").port)}
-        done = home.farm("run", "--soc", "SM8650", "--suite", "smoke", env=port, code=4)
+    with rack(tmp_path / "rack") as empty:
+        done = home.farm("run", "--soc", "SM8650", "--suite", "smoke", env=empty.env, code=4)
     assert "no usable SM8650 is attached (no device): attach one, or" in done.stderr
     assert "--virtual" in done.stderr
     assert home.farm("status").stdout.startswith("no run yet")

@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 import chromium
 import msgspec
 import pytest
+from made_runs import take
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -20,7 +21,6 @@ from shared_rows import shards, submit
 
 from farm.base.config.settings import Config
 from farm.devices.device import HealthEvent
-from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.serve.pages.all import PAGES as ALL_PAGES
 from farm.store.accounts import Role
@@ -129,10 +129,7 @@ def test_devices_change_hands_while_somebody_looks(browser: WebDriver, server: S
     show(browser, f"{server.url}/devices")
     row = 'tr[data-device="R5CX1"]'
     wait(browser, lambda b: find(b, "#live-note").text == "Live.")
-    token = filled.store.leases.request(
-        ["R5CX1"], count=1, user="ada", host="h", pid=1, purpose="farm run", priority=Priority.PERSON, ttl_s=300
-    )
-    filled.store.leases.poll(token, ttl_s=300)
+    take(filled.store, "R5CX1", "ada")
     wait(browser, lambda b: find(b, f"{row} .js-state").text == "leased")
     assert find(browser, f"{row} .js-held").text == "ada, farm run"
     filled.store.devices.record_health(HealthEvent("R5CX1", "infra", "suspect", "cable"))
