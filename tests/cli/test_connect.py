@@ -66,7 +66,6 @@ class Connected:
     def __init__(self, home: FarmHome, servers: TwoServers, *words: str) -> None:
         options = {"stdin": subprocess.DEVNULL, "text": True, "start_new_session": True}
         self.process = home.start_alone("devices", "connect", *words, env=servers.env, **options)
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert " is under your adb as " in line, self.process.communicate()
         self.name = line.split(" as ")[1].split(",")[0]
@@ -177,7 +176,6 @@ def test_a_device_whose_lease_is_taken_away_is_detached(attic: FarmHome, servers
         command = [str(find_adb()), "-s", connected.name, "shell", "echo up; sleep 600"]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
         with Started(command, env={**os.environ, **servers.env}, **pipes) as shell:
-            assert shell.stdout is not None
             assert shell.stdout.readline() == b"up\n"
             done = attic.farm("devices", "release", NAME, "--force", env=servers.env)
             assert done.stdout == f"{NAME} is given back; 'farm devices connect' of {lease.user} stops using it\n"

@@ -81,7 +81,6 @@ def outcome(*, device: bool) -> DebugOutcome:
         for layer, handle in zip(layers, (None, 1, 2, 3), strict=True)
     )
     diagnosis = diagnose(placed)
-    assert diagnosis.first is not None
     attempt = Attempt("s/c[SM8650-htp-8a8w]", Verdict.FAILED, Stage.NUMERICS, describe(diagnosis.first))
     devices = {"simulator": "virtual-SM8650-0", **({"device": "R58M1"} if device else {})}
     return DebugOutcome(
@@ -116,7 +115,6 @@ def test_comparators_of_the_user_s_have_the_table_and_decide() -> None:
         for row in debugged.layers
     )
     diagnosis = diagnose(layers)
-    assert diagnosis.first is not None
     # A signal lost in noise is no divergence here, as the user's comparators accept it.
     assert (diagnosis.first.operator, diagnosis.first.step) == ("aten.norm", LayerStep.QUANTIZATION)
     assert diagnosis.first.why == "a_metric_with_name_1 12345.7 is not valid"

@@ -278,7 +278,6 @@ def up(home: FarmHome, server: AdbServer, *words: str) -> Iterator[list[str]]:
     """The lines that it prints once the devices are there."""
     environment = {"ANDROID_ADB_SERVER_PORT": str(server.port)}
     with home.running("virtual", "up", "--soc", "SM8650", *words, env=environment) as process:
-        assert process.stdout is not None
         lines: list[str] = []
         while not lines or not lines[-1].startswith("Ctrl-C"):
             line = process.stdout.readline()
@@ -340,7 +339,6 @@ def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: 
 def test_a_device_that_is_killed_is_named_with_how_it_ended(home: FarmHome, server: AdbServer) -> None:
     environment = {"ANDROID_ADB_SERVER_PORT": str(server.port)}
     with home.running("virtual", "up", "--soc", "SM8650", env=environment) as process:
-        assert process.stdout is not None
         while not (line := process.stdout.readline()).startswith("Ctrl-C"):
             assert line
         (daemon,) = [pid for pid, command in processes_of(home).items() if "-m farm.devices.virtual" in command]

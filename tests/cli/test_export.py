@@ -70,8 +70,6 @@ def test_a_pipe_is_as_good_as_a_file(source: tuple[FarmHome, list[str]], home: F
 def test_a_reader_that_has_enough_ends_it_quietly(source: tuple[FarmHome, list[str]]) -> None:
     there, _ = source
     with there.start_alone("data", "export", "--all", "--unfinished") as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert process.stdout.readline().startswith(b'{"kind":"farm-export"')
         process.stdout.close()
         assert process.stderr.read() == b""

@@ -65,7 +65,6 @@ def test_a_fork_that_is_left_over_is_found_by_its_folders(home: FarmHome) -> Non
     env = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "PYTEST_"))}
     env["PYTHONPATH"] = str(Path(__file__).parents[1])
     with Started([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"published\n"
         assert set(processes_of(home)) == {process.pid}
         process.communicate()

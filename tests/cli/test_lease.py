@@ -46,7 +46,6 @@ class User:
     def waits(self) -> Started[str]:
         """Start to wait for the first device."""
         process: Started[str] = self.home.start_alone("lease", FIRST, "--wait", "2m", env=self.env, text=True)
-        assert process.stderr is not None
         assert "waiting: " in process.stderr.readline()
         return process
 
@@ -159,7 +158,6 @@ def test_what_cannot_be_leased_is_refused_with_what_to_do(ada: User, store: Stor
 def shell(ada: User, store: Store) -> Iterator[Started[str]]:
     """A shell on the first device, whose command runs."""
     process = ada.home.start_alone("shell", FIRST, "--", "sh", "-c", "echo here; sleep 300", env=ada.env, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "here\n"
     (lease,) = store.leases.all()
     # The arguments may be secrets, and all users can read the purpose.
@@ -214,7 +212,6 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
 def started_shell(home: FarmHome, env: Mapping[str, str], *words: str) -> Iterator[tuple[Started[bytes], int]]:
     """Yield a `farm shell` that leads a session, and the process id that its command on the device printed first."""
     with home.start_alone("shell", *words, env=env, start_new_session=True) as process:
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert line.strip().isdigit(), (line, process.stderr and process.stderr.read())
         try:
@@ -305,7 +302,6 @@ def test_an_interactive_shell_that_loses_its_lease_ends_and_leaves_the_terminal_
 ) -> None:
     (home.cwd / "farm.toml").write_text(f"[[device]]\nlocal = true\nstorage = '{tmp_path}/storage'\nname = 'here'\n")
     bash = shutil.which("bash")
-    assert bash is not None
     env = {**home.env, **bench, "PATH": f"{board.tools}:{os.environ['PATH']}", "SHELL": bash, "PS1": "ready> "}
     script = f"{sys.executable} -m farm.cli.main shell here; echo code $?; stty -a"
     terminal = Terminal(["/bin/sh", "-c", script], {**env, "HOME": str(tmp_path)}, home.cwd)

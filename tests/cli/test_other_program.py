@@ -73,7 +73,6 @@ def test_logits_of_another_program_are_judged_against_the_references_of_a_result
 ) -> None:
     home.farm("run", *VIRTUAL, "--suite", "llm_tiny", "-k", "llama[SM8650-htp-16a8w]", timeout_s=300, code=0)
     manifest = generated_bundle.manifest
-    assert manifest.generation is not None
     numbers = {one.name: one.outputs[0].number for one in read_pte(generated_bundle.model).methods if one.outputs}
     answer = {
         "vocabulary": manifest.generation.vocabulary,

@@ -260,7 +260,6 @@ def test_bad_input_is_one_line(home: FarmHome, roots: dict[str, str]) -> None:
 def test_an_interrupted_signing_leaves_nothing(home: FarmHome, sdk: Path, roots: dict[str, str]) -> None:
     make_hexagon_sdk(home.cwd / "stub-hexagon-sdk", "hangs")
     farm = home.start_alone(*SIGN, env={**roots, "FARM_CACHE_DIR": str(home.cwd / "cache")})
-    assert farm.stderr is not None
     while b"red" not in (line := farm.stderr.readline()):
         assert line
     os.kill(farm.pid, signal.SIGINT)

@@ -20,7 +20,6 @@ from .conftest import Filled
 def test_it_says_where_answers_and_ends_by_sigterm_while_somebody_is_connected(home: FarmHome, filled: Filled) -> None:
     token = filled.store.accounts.add("ada", Role.DEVELOPER)
     with home.running("serve", "--port", "0", "--json") as process:
-        assert process.stdout is not None
         output = json.loads(process.stdout.readline())
         assert output["url"].startswith("http://127.0.0.1:")
         request = urllib.request.Request(  # noqa: S310 - http
@@ -48,7 +47,6 @@ def test_ctrl_c_does_not_wait_for_a_page_that_takes_long(home: FarmHome, filled:
     )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with Started([sys.executable, "-c", code], env=home.env, cwd=home.cwd, **pipes) as process:
-        assert process.stdout is not None
         port = int(json.loads(process.stdout.readline())["url"].rstrip("/").rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as asking:
             # Answered in turn: when the first is, the second is being made.
