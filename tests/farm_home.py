@@ -101,6 +101,12 @@ class FarmHome:
         """Return the answer of a command with --json; `options` are passed to `farm`."""
         return json.loads(self.farm(*arguments, "--json", code=code, **options).stdout)
 
+    def refused(self, *arguments: str, code: int = 2, **options: Any) -> str:
+        """Return the one line with which a command refuses; `options` are passed to `farm`."""
+        done = self.farm(*arguments, code=code, **options)
+        assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
+        return done.stderr
+
     def answer(
         self, arguments: Sequence[str], env: Mapping[str, str], options: Mapping[str, Any], *, forked: bool
     ) -> subprocess.CompletedProcess[str]:

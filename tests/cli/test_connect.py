@@ -121,18 +121,14 @@ def test_adb_runs_on_the_leased_device_and_its_output_and_exit_code_are_handed_o
 def test_a_device_that_another_has_is_refused_with_who_and_what_to_do(
     attic: FarmHome, servers: TwoServers, store: Store
 ) -> None:
-    def refused(*words: str, code: int = 2) -> str:
-        done = attic.farm(*words, env=servers.env, code=code)
-        assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
-        return done.stderr
-
-    assert "unknown device or SoC 'nobody'" in refused("devices", "connect", "nobody")
+    env = servers.env
+    assert "unknown device or SoC 'nobody'" in attic.refused("devices", "connect", "nobody", env=env)
     take(store, NAME, "bob")
     for command in (("devices", "adb", NAME, "--", "shell"), ("devices", "connect", NAME)):
-        output = refused(*command, code=4)
+        output = attic.refused(*command, env=env, code=4)
         assert f"{NAME} is used by bob since " in output
         assert "wait for it with --wait 10m" in output
-    assert "no devices are reserved for you" in refused("devices", "connect")
+    assert "no devices are reserved for you" in attic.refused("devices", "connect", env=env)
 
 
 @pytest.mark.whole

@@ -155,9 +155,9 @@ def test_names_and_notes_as_a_user_sees_them(home: FarmHome, bench: dict[str, st
     root = bench_root / SERIAL
 
     def devices(*words: str, code: int = 0) -> str:
-        done = home.farm("devices", *words, env=bench, code=code)
-        assert code == 0 or done.stderr.count("\n") == 1, done.stderr
-        return done.stderr if code else done.stdout
+        if code:
+            return home.refused("devices", *words, env=bench, code=code)
+        return home.farm("devices", *words, env=bench, code=0).stdout
 
     assert devices().startswith(f"{SERIAL}  SM8650  virtual  ready")
     for words, message in {
@@ -296,11 +296,6 @@ def adb(server: AdbServer, *words: str) -> subprocess.CompletedProcess[str]:
 def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: AdbServer) -> None:
     env = {"ANDROID_ADB_SERVER_PORT": str(server.port)}
 
-    def refused(*words: str) -> str:
-        done = home.farm("virtual", *words, env=env, code=2)
-        assert done.stderr.count("\n") == 1, done.stderr
-        return done.stderr
-
     with up(home, server, "-n", "2") as output:
         assert [line.split()[0] for line in output[:2]] == [SERIAL, "virtual-SM8650-1"]
         assert f"adb -s product:{SERIAL} shell" in "\n".join(output)
@@ -330,10 +325,10 @@ def test_devices_stay_fail_on_request_and_leave_nothing(home: FarmHome, server: 
             (("fault", SERIAL, "stall", "--duration", "-1"), "seconds"),
             (("fault", SERIAL, "exit_code", "--match", "("), "regular expression"),
         ):
-            assert message in refused(*words)
+            assert message in home.refused("virtual", *words, env=env)
     assert adb(server, "devices").stdout.split("\n")[1] == ""
     assert wait_for_no_process(home) == {}
-    assert "farm virtual up" in refused("fault", SERIAL, "stall")
+    assert "farm virtual up" in home.refused("virtual", "fault", SERIAL, "stall", env=env)
 
 
 def test_a_device_that_is_killed_is_named_with_how_it_ended(home: FarmHome, server: AdbServer) -> None:

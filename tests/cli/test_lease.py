@@ -39,9 +39,7 @@ class User:
         return self.home.farm(*words, env=self.env, code=0).stdout
 
     def is_refused(self, *words: str, code: int) -> str:
-        done = self.home.farm(*words, env=self.env, code=code)
-        assert done.stderr.count("\n") == 1, done.stderr
-        return done.stderr
+        return self.home.refused(*words, env=self.env, code=code)
 
     def waits(self) -> Started[str]:
         """Start to wait for the first device."""
