@@ -411,17 +411,12 @@ def taken(queue: deque[BuildRequest], builders: int) -> list[list[str]]:
     return lists
 
 
-def test_a_builder_stays_with_its_case_beside_another() -> None:
+def test_a_builder_stays_with_its_case() -> None:
     queue = requests("add 8a8w", "add 16a8w", "mul 8a8w", "mul 16a8w", "relu 8a8w", "relu 16a8w")
-    assert taken(queue, 2) == [
-        ["add 8a8w", "add 16a8w", "relu 8a8w"],
-        ["mul 8a8w", "mul 16a8w", "relu 16a8w"],
-    ]
-
-
-def test_one_builder_takes_all_precisions_of_a_case_at_once() -> None:
-    queue = requests("add 8a8w", "mul 8a8w", "add 16a8w", "mul 16a8w")
-    assert taken(queue, 1) == [["add 8a8w", "add 16a8w", "mul 8a8w", "mul 16a8w"]]
+    beside = [["add 8a8w", "add 16a8w", "relu 8a8w"], ["mul 8a8w", "mul 16a8w", "relu 16a8w"]]
+    assert taken(queue, 2) == beside
+    alone = requests("add 8a8w", "mul 8a8w", "add 16a8w", "mul 16a8w")
+    assert taken(alone, 1) == [["add 8a8w", "add 16a8w", "mul 8a8w", "mul 16a8w"]]
 
 
 def test_a_case_far_behind_does_not_pass_others() -> None:

@@ -17,7 +17,7 @@ from made import job
 from made_modules import buffer_of, module_of
 
 from farm.base.errors import ConfigError
-from farm.builds.bundles.bundle import Constant, TensorSpec, load_bundle
+from farm.builds.bundles.bundle import Bundle, Constant, TensorSpec, load_bundle
 from farm.builds.bundles.ready import read_ready, ready_manifest
 from farm.builds.compile.flows.compiler import CompiledProgram, Stopwatch, _take_ready, compile_job
 from farm.builds.compile.flows.factory import make_inputs, make_module
@@ -246,6 +246,13 @@ def test_an_output_that_the_input_does_not_take_is_refused(state: State, wrong: 
         run_samples(module, stateful(state), [(torch.ones(3), torch.zeros(2))] * 2)
 
 
+def compiled(job: Job, folder: Path) -> Bundle:
+    """Compile a job for the CPU into a new folder."""
+    folder.mkdir()
+    compile_job(job, "0123456789abcdef", {}, folder)
+    return load_bundle(folder)
+
+
 SHIFTED = """
 import torch
 class Sums(torch.nn.Module):
@@ -260,9 +267,7 @@ def test_a_state_beside_a_written_input_has_the_place_of_its_program(tmp_path: P
     # The program gives the written input first: output 1 of the module is its output 2.
     (tmp_path / "shifted.py").write_text(SHIFTED)
     case = stateful(State(output=1, input=1), ".shifted:Sums", str(tmp_path))
-    (tmp_path / "bundle").mkdir()
-    compile_job(Job(case, Target("SM8650", "xnnpack", "fp32")), "0123456789abcdef", {}, tmp_path / "bundle")
-    bundle = load_bundle(tmp_path / "bundle")
+    bundle = compiled(Job(case, Target("SM8650", "xnnpack", "fp32")), tmp_path / "bundle")
     assert [(one.output, one.input) for one in bundle.manifest.state] == [(2, 1)]
     outputs = [(spec.name, spec.written) for spec in bundle.manifest.outputs]
     assert outputs == [("x", True), ("", False), ("", False)]
@@ -490,8 +495,6 @@ def test_constants_of_the_graph_reach_the_manifest(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(HEAD)
     inputs = (InputSpec((1, 3, 8, 8)),)
     head = job(backend="xnnpack", precision="fp32", module=".net:Head", inputs=inputs, folder=str(tmp_path))
-    (tmp_path / "bundle").mkdir()
-    compile_job(head, "0123456789abcdef", {}, tmp_path / "bundle")
-    outputs = load_bundle(tmp_path / "bundle").manifest.outputs
+    outputs = compiled(head, tmp_path / "bundle").manifest.outputs
     constant = {spec.name: spec.constant for spec in outputs if spec.constant is not Constant.NONE}
     assert constant == dict.fromkeys(("stride", "anchors", "flags"), Constant.LITERAL)
