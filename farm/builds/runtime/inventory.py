@@ -502,18 +502,19 @@ def _qnn_part(config: Config, target: BuildTarget) -> RuntimePart:
 def _linux_parts(config: Config, target: BuildTarget) -> list[RuntimePart]:
     runner = _runner_part(config, target)
     names = [name for name in EXECUTORCH_LIBRARIES if name != _QNN_BACKEND]
-    try:
-        folder = planned_aarch64_executorch(config.cache_dir) / "lib"
-    except MissingToolError as error:
-        return [runner, *(RuntimePart(name, None, target.machine, repair_of(error)) for name in names)]
-    libraries = (RuntimePart(name, folder / name, target.machine, runner.get, absent="not built") for name in names)
-    return [runner, *libraries]
+    return [runner, *_planned(target, names, lambda: planned_aarch64_executorch(config.cache_dir) / "lib", runner.get)]
 
 
 def _runner_part(config: Config, target: BuildTarget) -> RuntimePart:
-    try:
-        build = planned_runner(config, target.name)
-    except MissingToolError as error:
-        return RuntimePart(RUNNER, None, target.machine, repair_of(error))
     command = "farm setup runtime build" + ("" if target.name == HOST else f" --target {target.name}")
-    return RuntimePart(RUNNER, build.runner, target.machine, command, absent="not built")
+    [runner] = _planned(target, [RUNNER], lambda: planned_runner(config, target.name).folder, command)
+    return runner
+
+
+def _planned(target: BuildTarget, names: list[str], plan: Callable[[], Path], command: str) -> list[RuntimePart]:
+    """Return files in the folder that `command` makes; with the repair if `plan` of it raises MissingToolError."""
+    try:
+        folder = plan()
+    except MissingToolError as error:
+        return [RuntimePart(name, None, target.machine, repair_of(error)) for name in names]
+    return [RuntimePart(name, folder / name, target.machine, command, absent="not built") for name in names]
