@@ -76,48 +76,50 @@ def _fetch(config: Config, sha256: str = "") -> Path:
     return sdk_sources.fetch_sdk(config, sdk_sources.offered_sdk(config), sha256)
 
 
-class TestDownloader:
-    def test_the_sdk_of_executorchs_downloader_is_fetched_once_and_is_an_sdk_by_its_version(
-        self, config: Config, server: MavenServer
-    ) -> None:
-        root = _fetch(config, hashlib.sha256(server.files[ARCHIVE]).hexdigest().upper())
-        assert root == config.cache_dir / "sdks" / VERSION
-        assert (root / "bin/x86_64-linux-clang/qnn-net-run").stat().st_mode & 0o111
-        assert (root / HOST / "libQnnHtp.so.2").resolve() == root / HOST / "libQnnHtp.so"
-        assert not list(root.rglob("*.zip"))
-        noted = json.loads((root / "farm-fetched.json").read_text())
-        assert noted["sha256"] == hashlib.sha256(server.files[ARCHIVE]).hexdigest()
-        assert noted["licence_accepted"]
-        assert _fetch(config) == root
-        assert server.asked == [ARCHIVE]
-        assert sdks.resolve_qnn(config, "2.37") == sdks.resolve_qnn(config, "v" + VERSION) == root
+def test_the_sdk_of_executorchs_downloader_is_fetched_once_and_is_an_sdk_by_its_version(
+    config: Config, server: MavenServer
+) -> None:
+    root = _fetch(config, hashlib.sha256(server.files[ARCHIVE]).hexdigest().upper())
+    assert root == config.cache_dir / "sdks" / VERSION
+    assert (root / "bin/x86_64-linux-clang/qnn-net-run").stat().st_mode & 0o111
+    assert (root / HOST / "libQnnHtp.so.2").resolve() == root / HOST / "libQnnHtp.so"
+    assert not list(root.rglob("*.zip"))
+    noted = json.loads((root / "farm-fetched.json").read_text())
+    assert noted["sha256"] == hashlib.sha256(server.files[ARCHIVE]).hexdigest()
+    assert noted["licence_accepted"]
+    assert _fetch(config) == root
+    assert server.asked == [ARCHIVE]
+    assert sdks.resolve_qnn(config, "2.37") == sdks.resolve_qnn(config, "v" + VERSION) == root
 
-    def test_another_archive_than_the_one_of_the_hash_is_refused_and_leaves_nothing(
-        self, config: Config, server: MavenServer
-    ) -> None:
-        with pytest.raises(InfraError, match=r"has the SHA-256 [0-9a-f]{64}, expected 0000"):
-            _fetch(config, "0" * 64)
-        server.files[ARCHIVE] = b"<html>sign in first</html>"
-        with pytest.raises(InfraError, match="it is damaged"):
-            _fetch(config)
-        assert left_over(config.cache_dir) == []
 
-    @pytest.mark.parametrize(
-        ("url", "version"),
-        [("http://example.org/sdk", VERSION), ("https://127.0.0.1", "../../etc"), ("file:///etc", VERSION)],
-    )
-    def test_only_versions_and_addresses_that_nobody_can_change_on_the_way_are_taken(
-        self, config: Config, url: str, version: str
-    ) -> None:
-        assert config.toolchain.executorch is not None
-        give_downloader(config.toolchain.executorch, url, version)
-        with pytest.raises(MissingToolError, match="expected a version, and a zip file at an https address"):
-            sdk_sources.offered_sdk(config)
+def test_another_archive_than_the_one_of_the_hash_is_refused_and_leaves_nothing(
+    config: Config, server: MavenServer
+) -> None:
+    with pytest.raises(InfraError, match=r"has the SHA-256 [0-9a-f]{64}, expected 0000"):
+        _fetch(config, "0" * 64)
+    server.files[ARCHIVE] = b"<html>sign in first</html>"
+    with pytest.raises(InfraError, match="it is damaged"):
+        _fetch(config)
+    assert left_over(config.cache_dir) == []
 
-    def test_a_toolchain_without_a_downloader_is_named(self, config: Config, tmp_path: Path) -> None:
-        bare = msgspec.structs.replace(config.toolchain, executorch=tmp_path)
-        with pytest.raises(MissingToolError, match=r"the toolchain main has no backends/qualcomm/\S+sdk\.py"):
-            sdk_sources.offered_sdk(msgspec.structs.replace(config, toolchain=bare))
+
+@pytest.mark.parametrize(
+    ("url", "version"),
+    [("http://example.org/sdk", VERSION), ("https://127.0.0.1", "../../etc"), ("file:///etc", VERSION)],
+)
+def test_only_versions_and_addresses_that_nobody_can_change_on_the_way_are_taken(
+    config: Config, url: str, version: str
+) -> None:
+    assert config.toolchain.executorch is not None
+    give_downloader(config.toolchain.executorch, url, version)
+    with pytest.raises(MissingToolError, match="expected a version, and a zip file at an https address"):
+        sdk_sources.offered_sdk(config)
+
+
+def test_a_toolchain_without_a_downloader_is_named(config: Config, tmp_path: Path) -> None:
+    bare = msgspec.structs.replace(config.toolchain, executorch=tmp_path)
+    with pytest.raises(MissingToolError, match=r"the toolchain main has no backends/qualcomm/\S+sdk\.py"):
+        sdk_sources.offered_sdk(msgspec.structs.replace(config, toolchain=bare))
 
 
 def _refuse(folder: Path, archive: bytes, problem: str) -> None:
@@ -182,46 +184,45 @@ def test_an_archive_larger_than_any_sdk_is_refused(tmp_path: Path) -> None:
         unpack(tmp_path / "sdk.zip", tmp_path / "sdk", f"qairt/{VERSION}/", 100)
 
 
-class TestLicence:
-    @pytest.fixture
-    def asked(self, home: FarmHome, tmp_path: Path, server: MavenServer) -> FarmHome:
-        tree = make_source_tree(home.cwd / "executorch", "1.6.0a0", built=True)
-        give_downloader(tree, server.url)
-        return FarmHome(tmp_path / "own-cache", home.state, home.cwd)
+@pytest.fixture
+def licensed(home: FarmHome, tmp_path: Path, server: MavenServer) -> FarmHome:
+    tree = make_source_tree(home.cwd / "executorch", "1.6.0a0", built=True)
+    give_downloader(tree, server.url)
+    return FarmHome(tmp_path / "own-cache", home.state, home.cwd)
 
-    def test_without_a_terminal_nothing_is_fetched_until_it_is_accepted(
-        self, asked: FarmHome, server: MavenServer
-    ) -> None:
-        words = ("setup", "sdk", "fetch", "--toolchain", "./executorch", "--source", "qairt")
-        refused = asked.farm(*words, code=2)
-        assert (refused.stdout, server.asked) == ("", [])
-        assert "LICENSE.pdf" in refused.stderr
-        assert refused.stderr.rstrip().endswith("read it and add --accept-licence")
-        root = Path(asked.farm(*words, "--accept-licence", code=0).stdout.strip())
-        assert root == asked.cache / "sdks" / VERSION
-        assert asked.farm(*words, "2.37", code=0).stdout.strip() == str(root)
-        assert server.asked == [ARCHIVE]
-        # Hash and source are compared also with an SDK in the cache.
-        assert "expected 0000" in asked.farm(*words, "--sha256", "0" * 64, code=4).stderr.replace("\n", " ")
-        marker = root / "farm-fetched.json"
-        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"origin": "onnxruntime-qnn 2.5.0"}))
-        assert asked.farm(*words, code=0).stdout.strip() == str(root)
-        assert server.asked == [ARCHIVE] * 2
-        assert json.loads(marker.read_text())["origin"].startswith(server.url)
 
-    def test_on_a_terminal_it_is_asked_and_taken_by_yes_alone(self, asked: FarmHome, server: MavenServer) -> None:
-        argv = [sys.executable, "-m", "farm.cli.main", "setup", "sdk", "fetch", "--toolchain", "./executorch"]
-        master, slave = pty.openpty()
-        os.write(master, b"n\n")
-        with Started(argv, env=asked.env, cwd=asked.cwd, stdin=slave, stdout=subprocess.PIPE, stderr=slave) as farm:
-            os.close(slave)
-            farm.communicate(timeout=60)
-        # The terminal keeps unread output.
-        text = os.read(master, 65536).decode()
-        os.close(master)
-        assert "Do you accept the licence? [y/N]" in text
-        assert server.url in text
-        assert (farm.returncode, server.asked) == (2, []), text
+def test_without_a_terminal_nothing_is_fetched_until_it_is_accepted(licensed: FarmHome, server: MavenServer) -> None:
+    words = ("setup", "sdk", "fetch", "--toolchain", "./executorch", "--source", "qairt")
+    refused = licensed.farm(*words, code=2)
+    assert (refused.stdout, server.asked) == ("", [])
+    assert "LICENSE.pdf" in refused.stderr
+    assert refused.stderr.rstrip().endswith("read it and add --accept-licence")
+    root = Path(licensed.farm(*words, "--accept-licence", code=0).stdout.strip())
+    assert root == licensed.cache / "sdks" / VERSION
+    assert licensed.farm(*words, "2.37", code=0).stdout.strip() == str(root)
+    assert server.asked == [ARCHIVE]
+    # Hash and source are compared also with an SDK in the cache.
+    assert "expected 0000" in licensed.farm(*words, "--sha256", "0" * 64, code=4).stderr.replace("\n", " ")
+    marker = root / "farm-fetched.json"
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"origin": "onnxruntime-qnn 2.5.0"}))
+    assert licensed.farm(*words, code=0).stdout.strip() == str(root)
+    assert server.asked == [ARCHIVE] * 2
+    assert json.loads(marker.read_text())["origin"].startswith(server.url)
+
+
+def test_on_a_terminal_it_is_asked_and_taken_by_yes_alone(licensed: FarmHome, server: MavenServer) -> None:
+    argv = [sys.executable, "-m", "farm.cli.main", "setup", "sdk", "fetch", "--toolchain", "./executorch"]
+    master, slave = pty.openpty()
+    os.write(master, b"n\n")
+    with Started(argv, env=licensed.env, cwd=licensed.cwd, stdin=slave, stdout=subprocess.PIPE, stderr=slave) as farm:
+        os.close(slave)
+        farm.communicate(timeout=60)
+    # The terminal keeps unread output.
+    text = os.read(master, 65536).decode()
+    os.close(master)
+    assert "Do you accept the licence? [y/N]" in text
+    assert server.url in text
+    assert (farm.returncode, server.asked) == (2, []), text
 
 
 @pytest.fixture(scope="module")
@@ -229,128 +230,131 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_library(tmp_path_factory.mktemp("library") / "libQnnHtp.so", "v2.49.40.260810104044")
 
 
-class TestWheels:
-    @pytest.fixture
-    def index(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setenv("PIP_NO_INDEX", "1")
-        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-        return tmp_path / "index"
-
-    def test_a_version_of_qnn_is_found_in_its_wheel_and_becomes_an_sdk(
-        self, config: Config, index: Path, library: Path
-    ) -> None:
-        make_wheel(index, "2.5.0", library, "2.49.40")
-        lines = LogLines()
-        root = sdk_sources.fetch_wheel_sdk(config.cache_dir, "2.49")
-        assert lines == ["fetching onnxruntime-qnn 2.5.0, about 100 MB"]
-        assert root.name == "2.49.40.260810104044"
-        names = ["libQnnHtp.so", "libQnnSystem.so", "libc++-1234.so.1.0"]
-        assert sorted(path.name for path in (root / HOST).iterdir()) == names
-        assert sdk_sources.fetch_wheel_sdk(config.cache_dir, "2.49.40") == root == sdks.resolve_qnn(config, "2.49")
-        assert len(lines) == 1
-        # Arm Linux devices get the same release, not the release in farm's environment.
-        assert linux_files(root, config.cache_dir).version == "onnxruntime-qnn 2.5.0"
-        assert not list((config.cache_dir / "fetching").iterdir())
-
-    def test_a_wheel_that_has_another_version_than_is_known_of_it_is_refused(
-        self, config: Config, index: Path, library: Path
-    ) -> None:
-        make_wheel(index, "2.4.0", library, "2.48.40")
-        with pytest.raises(InfraError, match=r"onnxruntime_qnn-2\.4\.0.* has QNN 2\.49\.40\S+, expected 2\.48\.40"):
-            sdk_sources.fetch_wheel_sdk(config.cache_dir, "2.48")
-        assert sdks.installed_sdks(config)[1:] == []
-
-    def test_a_version_that_no_wheel_has_lists_those_there_are(self, config: Config, index: Path) -> None:
-        del index
-        with pytest.raises(MissingToolError) as raised:
-            sdk_sources.fetch_wheel_sdk(config.cache_dir, "2.33")
-        assert all(qnn in str(raised.value) for qnn in sdk_sources.KNOWN_WHEELS.values())
-        assert sdk_sources.candidates("2.47.0.1") == ["2.3.0"]
-
-    @pytest.mark.whole
-    @pytest.mark.parametrize("qnn", ["2.47", pytest.param("2.49", marks=pytest.mark.soak)])
-    def test_smoke_runs_on_the_simulator_of_another_qnn(self, home: FarmHome, tmp_path: Path, qnn: str) -> None:
-        fetched = FarmHome(tmp_path / "fetched", home.state, home.cwd).farm(
-            "setup", "sdk", "fetch", qnn, timeout_s=600, code=0
-        )
-        root = fetched.stdout.strip()
-        home.use_one_builder()
-        with (home.cwd / "farm.toml").open("a") as config:
-            config.write(f'[toolchain.other]\npython = "{sys.executable}"\nqnn = "{root}"\n')
-        run = home.json("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "--toolchain", "other",
-                        timeout_s=600)  # fmt: skip
-        assert run["fingerprint"]["qnn"].startswith(f"v{qnn}.")
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    return tmp_path / "index"
 
 
-class TestNames:
-    def test_what_is_named_is_used_or_refused(self, config: Config, tmp_path: Path) -> None:
-        here = sdks.wheel_version()
-        assert sdks.resolve_qnn(config, ".".join(here.split(".")[:2])) is None
-        missing = rf"QNN 2\.9 is not on this machine, there is {here}: run 'farm setup sdk fetch 2\.9'"
-        for text, kind, problem in [
-            ("2.9", MissingToolError, missing),
-            ("newest", UsageError, "QNN 'newest' is neither a version such as 2.49 nor a path"),
-            ("/nope", MissingToolError, "^/nope: there is no such folder"),
-            (str(tmp_path), MissingToolError, f"has no {HOST}/libQnnHtp.so to compile with"),
-        ]:
-            with pytest.raises(kind, match=problem):
-                sdks.resolve_qnn(config, text)
-
-    def test_the_newest_build_of_a_version_is_taken_and_a_longer_number_is_no_prefix(self, config: Config) -> None:
-        for version in ("2.37.0.250724", "2.37.1.250801", "2.370.0.1"):
-            root = config.cache_dir / "sdks" / version
-            for name, content in sdk_files(version).items():
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
-                (root / name).write_bytes(content)
-        assert sdks.resolve_qnn(config, "2.37") == config.cache_dir / "sdks" / "2.37.1.250801"
-        assert sdks.resolve_qnn(config, "2.37.0") == config.cache_dir / "sdks" / "2.37.0.250724"
-
-    def test_native_folders_are_those_of_the_qnn_table(self, tmp_path: Path) -> None:
-        (tmp_path / "build-android").mkdir()
-        toolchain = ToolchainConfig(name="main", native={"android-arm64": tmp_path / "build-android"})
-        fields = sdks.native_fields(toolchain)
-        assert fields["executorch_build"] == fields["android_executorch"] == tmp_path / "build-android"
-        # Made with another ExecuTorch.
-        assert fields["android_runner"] is fields["android_backend_library"] is None
-        for native, problem in [
-            ({"android": tmp_path}, "native.android: there is no such target, legal are android-arm64"),
-            ({"direct": tmp_path / "none"}, "toolchain.main: native.direct: .*none is no folder"),
-        ]:
-            with pytest.raises(UsageError, match=problem):
-                sdks.native_fields(msgspec.structs.replace(toolchain, native=native))
+def test_a_version_of_qnn_is_found_in_its_wheel_and_becomes_an_sdk(config: Config, index: Path, library: Path) -> None:
+    make_wheel(index, "2.5.0", library, "2.49.40")
+    lines = LogLines()
+    root = sdk_sources.fetch_wheel_sdk(config.cache_dir, "2.49")
+    assert lines == ["fetching onnxruntime-qnn 2.5.0, about 100 MB"]
+    assert root.name == "2.49.40.260810104044"
+    names = ["libQnnHtp.so", "libQnnSystem.so", "libc++-1234.so.1.0"]
+    assert sorted(path.name for path in (root / HOST).iterdir()) == names
+    assert sdk_sources.fetch_wheel_sdk(config.cache_dir, "2.49.40") == root == sdks.resolve_qnn(config, "2.49")
+    assert len(lines) == 1
+    # Arm Linux devices get the same release, not the release in farm's environment.
+    assert linux_files(root, config.cache_dir).version == "onnxruntime-qnn 2.5.0"
+    assert not list((config.cache_dir / "fetching").iterdir())
 
 
-class TestUse:
-    def test_it_is_written_into_farm_toml_and_all_else_stays(self, home: FarmHome, config: Config) -> None:
-        root = _fetch(config)
-        file = home.cwd / "farm.toml"
-        before = '# mine\nstore = "sqlite:///s.db" # here\n\n[qnn] # of QNN\n'
-        after = 'hexagon_sdk_root = "h"\n\n[paths]\n'
-        file.write_text(before + after)
-        own = FarmHome(config.cache_dir, home.state, home.cwd)
-        done = own.farm("setup", "sdk", "use", "2.37")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert file.read_text() == f'{before}sdk_root = "{root}"\n{after}'
-        assert load_config(file).sdk_root == root
-        listed = own.farm("setup", "sdk", "list")
-        assert f"{VERSION} *" in listed.stdout
-        assert all(len(line) <= 80 for line in listed.stdout.splitlines()), listed.stdout
-        own.farm("setup", "sdk", "use", ".".join(sdks.wheel_version().split(".")[:2]), code=0)
-        assert file.read_text() == before + after
+def test_a_wheel_that_has_another_version_than_is_known_of_it_is_refused(
+    config: Config, index: Path, library: Path
+) -> None:
+    make_wheel(index, "2.4.0", library, "2.48.40")
+    with pytest.raises(InfraError, match=r"onnxruntime_qnn-2\.4\.0.* has QNN 2\.49\.40\S+, expected 2\.48\.40"):
+        sdk_sources.fetch_wheel_sdk(config.cache_dir, "2.48")
+    assert sdks.installed_sdks(config)[1:] == []
 
-    def test_without_a_farm_toml_it_says_what_to_write(self, home: FarmHome, config: Config) -> None:
-        root = _fetch(config)
-        done = FarmHome(config.cache_dir, home.state, home.cwd).farm("setup", "sdk", "use", str(root), code=2)
-        assert f'these two lines: [qnn] and sdk_root = "{root}"' in done.stderr
 
-    def test_an_sdk_that_is_named_and_not_there_ends_a_run_before_it_begins(self, home: FarmHome) -> None:
-        run = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1")
-        assert "QNN_SDK_ROOT=/nope: there is no such folder" in home.farm(
-            *run, env={"QNN_SDK_ROOT": "/nope"}, code=6
-        ).stderr  # fmt: skip
-        (home.cwd / "farm.toml").write_text('[qnn]\nsdk_root = "gone"\n')
-        named = "sdk_root in the [qnn] table of farm.toml: there is no such folder as the QNN SDK"
-        assert f"{named} {home.cwd}/gone" in home.farm(*run, code=6).stderr
+def test_a_version_that_no_wheel_has_lists_those_there_are(config: Config, index: Path) -> None:
+    del index
+    with pytest.raises(MissingToolError) as raised:
+        sdk_sources.fetch_wheel_sdk(config.cache_dir, "2.33")
+    assert all(qnn in str(raised.value) for qnn in sdk_sources.KNOWN_WHEELS.values())
+    assert sdk_sources.candidates("2.47.0.1") == ["2.3.0"]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("qnn", ["2.47", pytest.param("2.49", marks=pytest.mark.soak)])
+def test_smoke_runs_on_the_simulator_of_another_qnn(home: FarmHome, tmp_path: Path, qnn: str) -> None:
+    fetched = FarmHome(tmp_path / "fetched", home.state, home.cwd).farm(
+        "setup", "sdk", "fetch", qnn, timeout_s=600, code=0
+    )
+    root = fetched.stdout.strip()
+    home.use_one_builder()
+    with (home.cwd / "farm.toml").open("a") as config:
+        config.write(f'[toolchain.other]\npython = "{sys.executable}"\nqnn = "{root}"\n')
+    run = home.json("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1", "--toolchain", "other",
+                    timeout_s=600)  # fmt: skip
+    assert run["fingerprint"]["qnn"].startswith(f"v{qnn}.")
+
+
+def test_what_is_named_is_used_or_refused(config: Config, tmp_path: Path) -> None:
+    here = sdks.wheel_version()
+    assert sdks.resolve_qnn(config, ".".join(here.split(".")[:2])) is None
+    missing = rf"QNN 2\.9 is not on this machine, there is {here}: run 'farm setup sdk fetch 2\.9'"
+    for text, kind, problem in [
+        ("2.9", MissingToolError, missing),
+        ("newest", UsageError, "QNN 'newest' is neither a version such as 2.49 nor a path"),
+        ("/nope", MissingToolError, "^/nope: there is no such folder"),
+        (str(tmp_path), MissingToolError, f"has no {HOST}/libQnnHtp.so to compile with"),
+    ]:
+        with pytest.raises(kind, match=problem):
+            sdks.resolve_qnn(config, text)
+
+
+def test_the_newest_build_of_a_version_is_taken_and_a_longer_number_is_no_prefix(config: Config) -> None:
+    for version in ("2.37.0.250724", "2.37.1.250801", "2.370.0.1"):
+        root = config.cache_dir / "sdks" / version
+        for name, content in sdk_files(version).items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(content)
+    assert sdks.resolve_qnn(config, "2.37") == config.cache_dir / "sdks" / "2.37.1.250801"
+    assert sdks.resolve_qnn(config, "2.37.0") == config.cache_dir / "sdks" / "2.37.0.250724"
+
+
+def test_native_folders_are_those_of_the_qnn_table(tmp_path: Path) -> None:
+    (tmp_path / "build-android").mkdir()
+    toolchain = ToolchainConfig(name="main", native={"android-arm64": tmp_path / "build-android"})
+    fields = sdks.native_fields(toolchain)
+    assert fields["executorch_build"] == fields["android_executorch"] == tmp_path / "build-android"
+    # Made with another ExecuTorch.
+    assert fields["android_runner"] is fields["android_backend_library"] is None
+    for native, problem in [
+        ({"android": tmp_path}, "native.android: there is no such target, legal are android-arm64"),
+        ({"direct": tmp_path / "none"}, "toolchain.main: native.direct: .*none is no folder"),
+    ]:
+        with pytest.raises(UsageError, match=problem):
+            sdks.native_fields(msgspec.structs.replace(toolchain, native=native))
+
+
+def test_it_is_written_into_farm_toml_and_all_else_stays(home: FarmHome, config: Config) -> None:
+    root = _fetch(config)
+    file = home.cwd / "farm.toml"
+    before = '# mine\nstore = "sqlite:///s.db" # here\n\n[qnn] # of QNN\n'
+    after = 'hexagon_sdk_root = "h"\n\n[paths]\n'
+    file.write_text(before + after)
+    own = FarmHome(config.cache_dir, home.state, home.cwd)
+    done = own.farm("setup", "sdk", "use", "2.37")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert file.read_text() == f'{before}sdk_root = "{root}"\n{after}'
+    assert load_config(file).sdk_root == root
+    listed = own.farm("setup", "sdk", "list")
+    assert f"{VERSION} *" in listed.stdout
+    assert all(len(line) <= 80 for line in listed.stdout.splitlines()), listed.stdout
+    own.farm("setup", "sdk", "use", ".".join(sdks.wheel_version().split(".")[:2]), code=0)
+    assert file.read_text() == before + after
+
+
+def test_without_a_farm_toml_it_says_what_to_write(home: FarmHome, config: Config) -> None:
+    root = _fetch(config)
+    done = FarmHome(config.cache_dir, home.state, home.cwd).farm("setup", "sdk", "use", str(root), code=2)
+    assert f'these two lines: [qnn] and sdk_root = "{root}"' in done.stderr
+
+
+def test_an_sdk_that_is_named_and_not_there_ends_a_run_before_it_begins(home: FarmHome) -> None:
+    run = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1")
+    assert "QNN_SDK_ROOT=/nope: there is no such folder" in home.farm(
+        *run, env={"QNN_SDK_ROOT": "/nope"}, code=6
+    ).stderr  # fmt: skip
+    (home.cwd / "farm.toml").write_text('[qnn]\nsdk_root = "gone"\n')
+    named = "sdk_root in the [qnn] table of farm.toml: there is no such folder as the QNN SDK"
+    assert f"{named} {home.cwd}/gone" in home.farm(*run, code=6).stderr
 
 
 def test_an_sdk_goes_when_nothing_names_it(config: Config) -> None:
@@ -525,8 +529,8 @@ def test_a_proxy_that_cannot_be_used_is_named(config: Config, monkeypatch: pytes
         sdk_sources.offered_release(config, "")
 
 
-@pytest.fixture(name="asked")
-def _asks_for_maven(home: FarmHome, tmp_path: Path, server: MavenServer) -> FarmHome:
+@pytest.fixture
+def asked(home: FarmHome, tmp_path: Path, server: MavenServer) -> FarmHome:
     (home.cwd / "farm.toml").write_text(f'[qnn]\nmaven_url = "{server.url}"\n')
     return FarmHome(tmp_path / "own-cache", home.state, home.cwd)
 
