@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _LAYOUT = "1"
 _ABOUT = "environment.json"
-# ExecuTorch itself, farm's own code (handover.py links it), and the installer.
+# ExecuTorch itself, farm's own code (interpreters.py links it), and the installer.
 _NEVER_LINKED = {"executorch", "snapdragon-farm", "pip"}
 # Requirements of ExecuTorch's wheel for other backends, language models and its tests: no process of farm imports them.
 _NOT_NEEDED = {
