@@ -142,10 +142,7 @@ def test_bash_completes_names_as_they_are(stocked: FarmHome) -> None:
         'COMP_WORDS=(farm report ""); PATH=/usr/bin; _farm_completion farm; echo "none: ${#COMPREPLY[@]}"'
     )
     path = f"{BIN}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "--norc", "-c", script], env={**stocked.env, "PATH": path}, cwd=stocked.cwd, capture_output=True,
-        text=True, check=False, timeout=60,
-    )  # fmt: skip
+    done = run_program(["bash", "--norc", "-c", script], env={**stocked.env, "PATH": path}, cwd=stocked.cwd)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         "gone_suite/relu[SM8650-htp-8a8w]",

@@ -66,10 +66,6 @@ def record(store: Store, suite: Path, hour: int, verdicts: Mapping[str, Verdict]
     return run_id
 
 
-def rows(text: str) -> dict[str, list[str]]:
-    return {line.split()[0]: line.split()[1:] for line in text.splitlines() if line[:1].isalpha()}
-
-
 def test_the_table_has_every_builder_and_what_is_known_of_it(home: FarmHome, store: Store, suite: Path) -> None:
     with store:
         record(store, suite, 0, {RELU: Verdict.FAILED, CONV: Verdict.PASSED})
@@ -78,7 +74,7 @@ def test_the_table_has_every_builder_and_what_is_known_of_it(home: FarmHome, sto
         of_run = home.farm("jobs", "coverage", "--soc", "SM8650", "--run", newest, "--json")
     assert (done.returncode, done.stderr) == (0, "written: docs/table.md\n")
     assert max(map(len, done.stdout.splitlines())) <= 80
-    found = rows(done.stdout)
+    found = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line[:1].isalpha()}
     assert installed_builders().keys() <= found.keys()
     assert found["relu"] == ["✓", "1", "·", "1"]
     assert found["conv"] == ["◷", "1", "·", "1"]

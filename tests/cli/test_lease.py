@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 from farm_home import FarmHome
 from made_runs import take
+from programs import run_program
 from ssh_server import SshServer, running
 from terminals import Terminal, terminal_of
 from waiting import Started, alive, until
@@ -284,9 +284,7 @@ def test_ssh_reads_no_configuration_and_believes_only_the_keys_that_are_named(tm
     program = shutil.which(argv[0])
     if program is None:
         pytest.skip("there is no ssh: install openssh-client")
-    answer = subprocess.run(
-        [program, "-G", *argv[1 : argv.index("--") + 2]], capture_output=True, text=True, check=True
-    )
+    answer = run_program([program, "-G", *argv[1 : argv.index("--") + 2]])
     settings = dict(line.split(" ", 1) for line in answer.stdout.splitlines() if " " in line)
     assert (settings["forwardagent"], settings["forwardx11"]) == ("no", "no")
     assert settings["globalknownhostsfile"] == "/dev/null"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from elf_maker import make_elf
 from farm_home import FarmHome
 from hexagon_sdk_stub import make_hexagon_sdk, processes, starts
+from programs import run_program
 
 from farm.builds.runtime.native import build_native
 from farm.builds.runtime.parts import AARCH64, HEXAGON, X86_64
@@ -141,25 +141,19 @@ def test_a_runtime_is_staged_into_a_folder_with_the_command_that_runs_it(home: F
     assert not (home.cwd / "other").exists()
 
 
-def _evaluated(home: FarmHome, extra: dict[str, str], then: str) -> list[str]:
-    farm = f"{sys.executable} -m farm.cli.main"
-    done = subprocess.run(
-        ["sh", "-euc", f'eval "$({farm} setup runtime env --soc SM8650)"; {then}'],
-        env={**home.env, **extra}, cwd=home.cwd, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 def test_the_environment_can_be_evaluated_once_and_twice_and_starts_the_runner(
     home: FarmHome, farm_cache: Path
 ) -> None:
     simulator_runtime(farm_cache)
     show = 'printf "%s\\n" "$QNN_SDK_ROOT" "$LD_LIBRARY_PATH" "$QNN_EXECUTOR_RUNNER"; '
-    again = 'eval "$(' + f"{sys.executable} -m farm.cli.main setup runtime env)" + '"; '
+    first, again = (
+        f'eval "$({sys.executable} -m farm.cli.main setup runtime env{words})"; ' for words in (" --soc SM8650", "")
+    )
     # Upstream's tests replace LD_LIBRARY_PATH when they start the runner.
     start = 'unset LD_LIBRARY_PATH; "$QNN_EXECUTOR_RUNNER" --version'
-    *shown, version = _evaluated(home, {"LD_LIBRARY_PATH": "/opt/it's mine"}, show + again + show + start)
+    script = ["sh", "-euc", first + show + again + show + start]
+    done = run_program(script, env={**home.env, "LD_LIBRARY_PATH": "/opt/it's mine"}, cwd=home.cwd)
+    *shown, version = done.stdout.splitlines()
     assert version.startswith("farm_runner ")
     assert shown[:3] == shown[3:]
     root, path, runner = shown[:3]

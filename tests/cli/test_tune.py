@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 from farm_home import FarmHome
 from made_runs import PHONE, attempt_of, record_run
+from programs import run_program
 
 from farm.base.errors import ConfigError
 from farm.results.analysis.tolerances import MeasuredOutput, suggest_limits
@@ -106,7 +106,7 @@ def test_what_several_socs_measured_becomes_a_diff_that_patch_and_apply_take_ali
     assert (relu.tolerance("8a8w").quantized.steps, relu.tolerance("8a8w").fp32.cosine) == (2.5, 0.9998)
     assert conv.tolerance("8a8w").fp32.sqnr_db == 20.0
     manifest.write_text(MANIFEST)
-    subprocess.run(["patch", "-p0"], input=done.stdout, text=True, cwd=home.cwd, check=True, capture_output=True)
+    run_program(["patch", "-p0"], input=done.stdout, cwd=home.cwd)
     assert manifest.read_text() == written
 
     again = home.farm("suites", "tune", "./mine/relu", code=0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 from farm.store.accounts import Role
 
@@ -36,11 +36,7 @@ def fuzz(server: Server, token: str, examples: int, folder: Path, seed: int = 39
     options += ["--generation-database", "none"]
     # Tables of Unicode, which would take some seconds in each new folder.
     env = {**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": str(Path(__file__).parents[2] / ".hypothesis")}
-    done = subprocess.run(
-        [*program, *options], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=3000
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    return done.stdout
+    return run_program([*program, *options], cwd=folder, env=env, timeout_s=3000).stdout
 
 
 def test_no_request_of_the_api_is_an_error_of_the_server(

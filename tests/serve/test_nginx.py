@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import ssl
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from parts import do_without
+from programs import run_program
 from waiting import free_port, require_listening
 
 from farm.base.config.settings import Config, load_config
@@ -49,11 +49,8 @@ def nginx(folder: Path, server: Server, supervisor: Supervisor) -> Iterator[tupl
     folder.mkdir()
     tls, plain = free_port(), free_port()
     names = "subjectAltName=DNS:farm.lab,IP:127.0.0.1"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=farm.lab",
-         "-addext", names, "-keyout", folder / "key", "-out", folder / "cert"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=farm.lab"]
+    run_program([*words, "-addext", names, "-keyout", folder / "key", "-out", folder / "cert"])
     text = EXAMPLE.read_text(encoding="utf-8")
     for before, after in (
         ("listen 80;", f"listen 127.0.0.1:{plain};"),
