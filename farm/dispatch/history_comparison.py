@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farm.report.model.format import plural
+from farm.report.model.format import first_of, plural
 from farm.results.analysis import suspected
 from farm.results.analysis.history import Point, changes, split
 from farm.results.analysis.statistics import GATES, TURNS, difference, scaled
@@ -87,9 +87,8 @@ class HistoryComparison(msgspec.Struct, frozen=True):
             where = f"'farm report {self.private}' shows" if self.private else "'farm alerts list' lists"
             lines.append(f"{plural(exact, 'deterministic metric')} changed: {where} what got worse")
         if flipping := [self.compared[index] for index in self.judged.flipping]:
-            names = ", ".join(f"{one.series.series.metric} of {one.past.job_id}" for one in flipping[:_NAMED])
-            more = f" and {len(flipping) - _NAMED} more" if len(flipping) > _NAMED else ""
-            lines.append(f"not deterministic, one alert each: {names}{more}")
+            names = [f"{one.series.series.metric} of {one.past.job_id}" for one in flipping]
+            lines.append(f"not deterministic, one alert each: {first_of(names, _NAMED)}")
         if looks:
             what, other = plural(looks, "number looks", "numbers look"), "its branch" if self.private else "before"
             again = f"farm perf confirm --run {self.private}" if self.private else "farm perf confirm"

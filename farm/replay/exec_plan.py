@@ -304,13 +304,12 @@ def cpu_line(method: Method, *, on_cpu: bool) -> FitLine:
     left = sorted(method.cpu_operators.items(), key=lambda one: (-one[1], one[0]))
     if not left:
         return FitLine(FitOf.CPU, Level.OK, "no operator" if not on_cpu else "all, by the delegate")
-    names = ", ".join(f"{name} {count}" for name, count in left[:_NAMED_OPERATORS])
-    more = f" and {len(left) - _NAMED_OPERATORS} other kinds" if len(left) > _NAMED_OPERATORS else ""
+    names = fmt.first_of([f"{name} {count}" for name, count in left], _NAMED_OPERATORS, "other kinds")
     if on_cpu:
-        return FitLine(FitOf.CPU, Level.OK, f"{names}{more}")
+        return FitLine(FitOf.CPU, Level.OK, names)
     parts = len(method.delegates)
     step = "each border copies tensors; docs/reference/operators.md lists the operators of QNN"
-    return FitLine(FitOf.CPU, Level.WARNING, f"{names}{more}, beside {parts} delegated parts", step)
+    return FitLine(FitOf.CPU, Level.WARNING, f"{names}, beside {parts} delegated parts", step)
 
 
 def error_line(error: Sequence[Figures] | None, *, is_compared: bool) -> FitLine:

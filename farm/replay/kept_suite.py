@@ -30,6 +30,7 @@ from farm.dispatch.request.records import config_to_run_again
 from farm.dispatch.request.tuning import observed
 from farm.replay.bundle_folder import publish_folder
 from farm.replay.stored_result import StoredResult, find_job, kept_bundle, stored_bundle, target_of
+from farm.report.model.format import first_of
 from farm.results.analysis.tolerances import suggest_limits
 from farm.results.attempt import Verdict
 from farm.store.artifacts import ArtifactStore, open_artifacts
@@ -228,13 +229,12 @@ def _recorded_limits(stored: StoredResult, *, generates: bool) -> dict[str, floa
 def _head(name: str, programs: Sequence[KeptProgram]) -> str:
     compiled = sorted({_versions(one.compiled_with) for one in programs} - {""})
     runs = sorted({one.stored.run.id for one in programs})
-    shown = ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
     backend = programs[0].stored.view.backend
-    about = one_line(f"Programs of {'; '.join(compiled) or 'an unknown toolchain'}, as they ran in {shown}", 200)
+    about = f"Programs of {'; '.join(compiled) or 'an unknown toolchain'}, as they ran in {first_of(runs, 3)}"
     backends = "" if runs_on_cpu(backend) else f"backends = {json.dumps([backend])}\n"
     return (
         "# Made by farm jobs bundle --as-suite: programs that people have, which later toolchains have to run.\n\n"
-        f"[suite]\nname = {json.dumps(name)}\ndescription = {json.dumps(about)}\n{backends}"
+        f"[suite]\nname = {json.dumps(name)}\ndescription = {json.dumps(one_line(about, 200))}\n{backends}"
     )
 
 

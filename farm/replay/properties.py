@@ -14,6 +14,7 @@ from farm.base.socs import load_socs, no_profile
 from farm.builds.runtime.parts import HEXAGON, ElfHeader
 from farm.devices.device import Device
 from farm.devices.facts import DeviceStatus, PlatformFacts, check
+from farm.report.model.format import first_of
 from farm.results.attempt import Cause
 
 # Room for the bundles and outputs of a suite beside the runtime.
@@ -178,8 +179,7 @@ def page_size(facts: PlatformFacts, headers: Mapping[str, ElfHeader]) -> Checked
     own = {file: one.page_bytes for file, one in headers.items() if one.machine != HEXAGON and one.page_bytes}
     pages = f"{facts.page_bytes // 1024} KB pages"
     if small := {file: size for file, size in own.items() if size < facts.page_bytes}:
-        files = ", ".join(f"{file} ({size // 1024} KB)" for file, size in sorted(small.items())[:_MOST_NAMED])
-        files += f" and {len(small) - _MOST_NAMED} more" if len(small) > _MOST_NAMED else ""
+        files = first_of([f"{file} ({size // 1024} KB)" for file, size in sorted(small.items())], _MOST_NAMED)
         step = "link farm's with NDK r28 (-Wl,-z,max-page-size=16384), take QNN's from a newer SDK"
         return error(name, f"{pages}, and these files are aligned for smaller ones: {files}", step)
     return ok(name, f"{pages}, {len(own)} files are aligned for them" if own else pages)

@@ -27,6 +27,7 @@ from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE, RawResult
 from farm.dispatch.request.request import Profile, require_profilable
 from farm.replay.bundle_folder import require_new
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
+from farm.report.model.format import first_of
 from farm.results.attempt import Attempt, Cause, Comparison, Stage, Verdict
 from farm.results.numerics import compare, worst
 from farm.results.outputs import UNJUDGED, compared, executed_spec
@@ -285,11 +286,7 @@ def _sources(request: ReadyRequest, method: Method) -> tuple[str, ...]:
     if not request.inputs:
         return tuple(f"random: {distribution(value)}, seed {request.seed}" for value in method.inputs)
     count = len(method.inputs)
-    return tuple(_shown_files(request.inputs[index::count]) for index in range(count))
-
-
-def _shown_files(files: Sequence[Path]) -> str:
-    return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+    return tuple(first_of([str(path) for path in request.inputs[index::count]], 1) for index in range(count))
 
 
 def ready_case(request: ReadyRequest) -> Case:

@@ -451,6 +451,7 @@ def test_numbers_read_as_a_person_writes_them() -> None:
     quantities = [fmt.quantity(*one) for one in ((7_310_000, "ns"), (4096, "bytes"), (0.25, "1"))]
     assert quantities == ["7.310 ms", "4,096 bytes", "0.25"]
     assert [fmt.duration(value) for value in (0.44, 12.2, 185, 3725)] == ["0.4 s", "12 s", "3 min 05 s", "1 h 02 min"]
+    assert [fmt.first_of("abc", most, "others") for most in (2, 3)] == ["a, b and 1 others", "a, b, c"]
 
 
 def test_times_are_local_and_name_their_zone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -305,7 +305,8 @@ def bisect(
     Nothing is recorded. Raises as `confirm_job`.
     """
     series, *_ = series_of(good, bad, [metric] if metric else ())
-    between = [one for one in _between(store, good, bad) if one.kind == good.kind]
+    later = takewhile(lambda one: one.place > good.place, results_before(store, bad))
+    between = [one for one in later if one.kind == good.kind][::-1]
     same = [one for one in between if one.view.case_version == good.view.case_version]
     runs = (good, *same, bad)
     values = tuple(_value(one, series) for one in runs)
@@ -331,11 +332,6 @@ def bisect(
             )  # fmt: skip
         left_out, device = len(between) - len(same), bench.device
         return BisectOutcome(runs, values, left_out, device.serial, device.kind, whole, tuple(probes), bracket)
-
-
-def _between(store: Store, good: StoredResult, bad: StoredResult) -> Sequence[StoredResult]:
-    """Return the results of the job in runs between two, oldest first."""
-    return list(takewhile(lambda one: one.place > good.place, results_before(store, bad)))[::-1]
 
 
 def _value(past: StoredResult, series: Series) -> float:

@@ -16,7 +16,7 @@ from farm.results.attempt import Direction, Measurement
 from farm.suites.figures import TIME_UNITS, counter_of, is_of_host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from farm.store.records import RunView
     from farm.store.store import Store
@@ -154,9 +154,11 @@ def diff_runs(before: RunView, after: RunView) -> RunDiff:
     earlier = {job.job.id: job for job in old.jobs}
     jobs = [_job(earlier.pop(job.job.id, None), job, same_program=job.job.id in same) for job in new.jobs]
     jobs += [_gone(job, new) for job in earlier.values()]
+    facts = changed_facts(before.fingerprint, after.fingerprint)
     not_finished = tuple(run.id for run in (before, after) if run.finished_ms is None)
     return RunDiff(
-        before.id, after.id, before.started_ms, after.started_ms, _facts(before.fingerprint, after.fingerprint),
+        before.id, after.id, before.started_ms, after.started_ms,
+        tuple(fact_row(name, *values) for name, values in facts.items()),
         tuple(jobs), programs if programs.same or programs.changed else msgspec.UNSET,
         _commits_url(before, after) or msgspec.UNSET, not_finished or msgspec.UNSET,
         bool(old.stub and new.stub) or msgspec.UNSET,
@@ -166,10 +168,6 @@ def diff_runs(before: RunView, after: RunView) -> RunDiff:
 def _commits_url(before: RunView, after: RunView) -> str:
     was, now = before.toolchain, after.toolchain
     return range_link(now.commit_url, was.commit, now.commit) if was and now else ""
-
-
-def _facts(was: Mapping[str, str], now: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
-    return tuple(fact_row(name, *values) for name, values in changed_facts(was, now).items())
 
 
 def _programs(before: RunView, after: RunView) -> list[dict[str, str]]:

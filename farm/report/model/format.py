@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from farm.results.analysis.history import Record
 
@@ -123,6 +123,11 @@ def day(epoch_ms: int) -> str:
 def plural(number: int, what: str, several: str = "") -> str:
     """Return a number of things: `1 job`, `2 jobs`."""
     return f"{number} {what if number == 1 else several or f'{what}s'}"
+
+
+def first_of(names: Sequence[str], most: int, others: str = "more") -> str:
+    """Return names in a row: at most `most` of them, and the number of the others."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} {others}" if len(names) > most else "")
 
 
 def age(seconds: float) -> str:

@@ -180,7 +180,7 @@ def _places(items: Sequence[CoveredJob], most: int = _SHOWN_PLACES) -> str:
     """Return cases and their precisions: `conv2d 8a8w 16a8w, linear 16a8w`."""
     by_case = grouped((item.case, item.precision) for item in items)
     named = [f"{case} {' '.join(dict.fromkeys(precisions))}" for case, precisions in by_case.items()]
-    return ", ".join(named[:most]) + (f" and {len(named) - most} more cases" if len(named) > most else "")
+    return fmt.first_of(named, most, "more cases")
 
 
 def _uncovered(table: Coverage) -> list[str]:

@@ -44,12 +44,10 @@ def rates(figures: GenerationFigures) -> list[str]:
     """Return the figures in a few words each: rates, first tokens, spread of steps, loss of rate, memory."""
     known = (("decode", figures.decode), ("prefill", figures.prefill))
     parts = [f"{name} {fmt.rate(rate.p50)} tokens/s" for name, rate in known if rate is not None]
-    if figures.prompts:
-        named = figures.prompts[:_NAMED]
-        times = [f"{fmt.milliseconds(one.spread.p50 / 1e6)} ms after {fmt.count(one.tokens)}" for one in named]
-        times[0] += " tokens" if named[0].tokens > 1 else " token"
-        more = f" and {len(figures.prompts) - _NAMED} lengths more" if len(figures.prompts) > _NAMED else ""
-        parts.append(f"first token {', '.join(times)}{more}")
+    if prompts := figures.prompts:
+        times = [f"{fmt.milliseconds(one.spread.p50 / 1e6)} ms after {fmt.count(one.tokens)}" for one in prompts]
+        times[0] += " tokens" if prompts[0].tokens > 1 else " token"
+        parts.append(f"first token {fmt.first_of(times, _NAMED, 'lengths more')}")
     if steps := figures.steps:
         ranks = (("p50", steps.p50), ("p90", steps.p90), ("p99", steps.p99))
         parts.append("step " + ", ".join(f"{name} {fmt.milliseconds(ns / 1e6)}" for name, ns in ranks) + " ms")
