@@ -16,34 +16,13 @@ import pytest
 _AHEAD = 2
 
 
-def _session(_nodeid: str) -> str:
-    return ""
-
-
-def _one_test(nodeid: str) -> str:
-    return nodeid
-
-
-def _scope(nodeid: str) -> str:
-    return nodeid.rpartition("::")[0]
-
-
-def _file(nodeid: str) -> str:
-    return nodeid.partition("::")[0]
-
-
-def _mark(nodeid: str) -> str:
-    # xdist appends the group to the node id, behind the parameters.
-    return nodeid.rpartition("@")[2] if nodeid.rfind("@") > nodeid.rfind("]") else nodeid
-
-
+# In the modes `load` and `worksteal` a test is a group of its own.
 _GROUPS: dict[str, Callable[[str], str]] = {
-    "load": _one_test,
-    "worksteal": _one_test,
-    "loadscope": _scope,
-    "loadfile": _file,
-    "loadgroup": _mark,
-    "each": _session,
+    "loadscope": lambda nodeid: nodeid.rpartition("::")[0],
+    "loadfile": lambda nodeid: nodeid.partition("::")[0],
+    # xdist appends the group to the node id, behind the parameters.
+    "loadgroup": lambda nodeid: nodeid.rpartition("@")[2] if nodeid.rfind("@") > nodeid.rfind("]") else nodeid,
+    "each": lambda _: "",
 }
 
 
@@ -51,7 +30,7 @@ class GroupScheduling:
     """Distribution of tests in their order, a group at a time, to the worker with the fewest tests."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._config, self._group_of = config, _GROUPS[config.getoption("dist")]
+        self._config, self._mode = config, config.getoption("dist")
         self._workers = len(config.getoption("tx"))
         self._first: list[str] | None = None
         """Tests that the first worker has collected."""
@@ -106,10 +85,10 @@ class GroupScheduling:
             groups: dict[str, list[int]] = {}
             for index, nodeid in enumerate(self._ids):
                 # Parameters can make node ids alike.
-                name = str(index) if self._group_of is _one_test else self._group_of(nodeid)
+                name = _GROUPS[self._mode](nodeid) if self._mode in _GROUPS else str(index)
                 groups.setdefault(name, []).append(index)
             for group in groups.values():
-                self._queue.extend([group] * (self._workers if self._group_of is _session else 1))
+                self._queue.extend([group] * (self._workers if self._mode == "each" else 1))
         self._feed()
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:  # noqa: ARG002 - of the protocol
@@ -168,7 +147,7 @@ class GroupScheduling:
             group = self._queue.popleft()
             self._pending[node] += group
             node.send_runtest_some(group)
-            if self._group_of is _session:
+            if self._mode == "each":
                 # The other groups are the same tests, for other workers.
                 node.shutdown()
         # A worker that ends leaves its device to the waiting workers.

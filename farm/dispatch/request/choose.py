@@ -202,7 +202,7 @@ def narrow(
     tools = cache(partial(prepare, config, virtual=request.virtual > 0))
     branch, kind_now = branch_of(config), kind()
     if request.changed_since is not None:
-        jobs = _changed_since(request.changed_since, request, jobs, store, tools, config, kind_now)
+        jobs = _changed_since(config, request, jobs, store, tools, kind_now)
     if request.shard is not None:
         ids = [job.id for job in jobs]
         seconds = total_seconds(ids, store.selection.expected(ids, kind_now, branch))
@@ -223,16 +223,11 @@ def narrow(
 
 
 def _changed_since(
-    ref: str,
-    request: RunRequest,
-    jobs: tuple[Job, ...],
-    store: Store,
-    tools: Callable[[], Toolchain],
-    config: Config,
-    kind: str,
+    config: Config, request: RunRequest, jobs: tuple[Job, ...], store: Store, tools: Callable[[], Toolchain], kind: str
 ) -> tuple[Job, ...]:
     from farm.builds.bundles.cache import BundleCache
 
+    ref = request.changed_since or ""
     if request.shard is not None and _RELATIVE.fullmatch(ref):
         problem = "may mean another run for each shard: with --shard, name the run by its id"
         raise UsageError(f"--changed-since {ref} {problem}")

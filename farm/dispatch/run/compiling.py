@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -232,22 +232,11 @@ class _Builds:
         builds = []
         for key, took_s in seconds.items():
             # Only the manifest is read: files were verified at the lookup, and are verified again before use.
-            try:
+            facts: dict[str, Any] = {}
+            with suppress(BundleError):
                 manifest = load_bundle(self._cache.folder(key)).manifest
-            except BundleError:
-                manifest = None
-            builds += [
-                BuildRecord(
-                    job_id,
-                    took_s,
-                    cached,
-                    key,
-                    manifest.fallback_ops if manifest else None,
-                    manifest.operators if manifest else None,
-                    manifest.program if manifest else "",
-                )
-                for job_id in self.jobs_of[key]
-            ]
+                facts = {name: getattr(manifest, name) for name in ("fallback_ops", "operators", "program")}
+            builds += [BuildRecord(job_id, took_s, cached, key, **facts) for job_id in self.jobs_of[key]]
         if builds:
             self._store.record_builds(self._plan.run_id, builds)
 
