@@ -247,10 +247,8 @@ def _new_nightly_run(plan: Plan) -> NightlyRun:
     cells = tuple(
         CellResult(
             name=cell.name,
-            socs=cell.request.socs,
-            suites=cell.request.suites,
-            backend=cell.request.backend,
             virtual=cell.request.virtual > 0,
+            **{name: getattr(cell.request, name) for name in ("socs", "suites", "backend")},
         )
         for cell in plan.cells
     )

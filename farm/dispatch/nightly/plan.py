@@ -482,14 +482,10 @@ def _forecast(config: Config, cell: PlannedCell, jobs: tuple[Job, ...], store: S
             expected = max(per_soc.values()) / max(request.virtual, 1)
     return CellForecast(
         name=cell.name,
-        socs=request.socs,
-        suites=request.suites,
-        backend=request.backend,
         jobs=len(jobs),
-        virtual=request.virtual,
         expected_s=expected,
-        command=request.command,
         problem=_lacks(config, cell),
+        **{name: getattr(request, name) for name in ("socs", "suites", "backend", "virtual", "command")},
     )
 
 

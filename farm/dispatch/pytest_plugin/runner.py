@@ -241,7 +241,7 @@ class Runner:
         if iterations < 1 or warm_up < 0 or timeout_s <= 0:
             raise UsageError("iterations is at least 1, warm_up at least 0, timeout_s more than 0")
         plan = self._worker.plan
-        [chosen] = parse_options((f"{name}={value}" for name, value in (options or {}).items()), plan.backend)
+        chosen = _one_set(options, plan.backend)
         target, kept = Target(plan.soc, plan.backend, "", chosen), Profile(profile)
         if len(runtime_flags(target)) < len(chosen):
             raise UsageError("options of the compiler go to bundle.case() or bundle.module(), not to runner()")
@@ -306,6 +306,14 @@ def _output(raw: RawResult, report: RunnerReport, sample: int, index: int, order
     ):
         raise DeviceError(raw.serial, f"{path.name} has {size} bytes, the runner wrote {tensor.nbytes} for {tensor}")
     return from_memory(np.fromfile(path, dtype=kind), tensor.shape, order)
+
+
+def _one_set(options: Mapping[str, str] | None, backend: str) -> OptionSet:
+    """Return the options of one target. Raises UsageError for an option with several values."""
+    sets = parse_options((f"{name}={value}" for name, value in (options or {}).items()), backend)
+    if len(sets) > 1:
+        raise UsageError("an option has one value here: a program is compiled once")
+    return sets[0]
 
 
 def _shown(specs: Sequence[TensorSpec]) -> str:
@@ -418,13 +426,10 @@ class Bundles:
         return find_soc(self._plan.soc)
 
     def _options(self, options: Mapping[str, str] | None) -> OptionSet:
-        texts = (f"{name}={value}" for name, value in (options or {}).items())
-        sets = parse_options(texts, self._plan.backend)
-        if len(sets) > 1:
-            raise UsageError("an option has one value here: a program is compiled once")
-        if (DIRECT_MODE, "true") in sets[0]:
+        chosen = _one_set(options, self._plan.backend)
+        if (DIRECT_MODE, "true") in chosen:
             raise UsageError(f"{DIRECT_MODE} is for farm run and farm exec: farm pytest has the ordinary runner")
-        return sets[0]
+        return chosen
 
     def _compiled(self, job: Job) -> DeviceProgram:
         key, is_cached = find_bundle_for(job, self._plan, self._cache)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from farm.base.config.settings import Config
     from farm.dispatch.dispatcher import ProgressListener
     from farm.dispatch.request.request import RunOutcome, RunRequest
-    from farm.suites.suite import Job
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +74,8 @@ class Watch:
         found = find_bundles_for(jobs, tools, BundleCache(config.cache_dir))
         developed = [Path(root.folder) for root in tools.compiler.developed]
         package = look_into(config, config.toolchain).folder("executorch")
-        folders = [*developed, *([package] if package is not None else []), *_folders_of(jobs)]
+        of_suites = sorted({Path(job.case.folder) for job in jobs if job.case.folder})
+        folders = [*developed, *([package] if package is not None else []), *of_suites]
         keys = {job_id: one.key for job_id, one in found.items()}
         return tuple(dict.fromkeys(folders)), keys, {one.key for one in found.values() if one.cached}
 
@@ -135,8 +135,3 @@ class Watch:
         ]
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         logger.info("changed: %s%s", ", ".join(names[:_MOST_NAMED]), more)
-
-
-def _folders_of(jobs: Iterable[Job]) -> list[Path]:
-    """Return the folders of the suites of `jobs`, each once."""
-    return sorted({Path(job.case.folder) for job in jobs if job.case.folder})
