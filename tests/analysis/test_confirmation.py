@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from farm.results.analysis.confirmation import (
     P_UNSUSPECTED,
     Answer,
     Confirmation,
+    Pair,
     add_pairs,
     common_step,
     confirm,
@@ -32,12 +34,6 @@ from farm.results.analysis.statistics import Scale
 from farm.results.analysis.suspected import Finding, Judgement
 
 from .conftest import PATIENT, in_turns
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from farm.results.analysis.confirmation import Pair
-
 
 # Answer of pairs measured in turns: confirmed, refuted, or not yet.
 

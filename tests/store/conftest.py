@@ -61,6 +61,10 @@ def sqlite_store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
+Make = ModuleType
+"""Type of `make`."""
+
+
 @pytest.fixture(scope="session")
-def make() -> ModuleType:
+def make() -> Make:
     return make_module

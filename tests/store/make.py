@@ -47,8 +47,8 @@ def latency(*samples: float) -> Measurement:
     return Measurement("latency", "ns", Direction.LOWER, samples)
 
 
-def counter(value: float, metric: str = "pte_size", unit: str = "bytes") -> Measurement:
-    return Measurement(metric, unit, Direction.LOWER, (value,), exact=True)
+def counter(value: float) -> Measurement:
+    return Measurement("pte_size", "bytes", Direction.LOWER, (float(value),), exact=True)
 
 
 def comparison(**changes: object) -> Comparison:

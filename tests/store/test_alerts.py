@@ -27,11 +27,7 @@ def run(store: Store, days_ago: int, job: Job, *measured: Measurement, **more: A
 
 
 def latency(value: float) -> Measurement:
-    return Measurement("latency", "ns", Direction.LOWER, (value * 0.99, value, value * 1.01))
-
-
-def size(value: int) -> Measurement:
-    return Measurement("pte_size", "bytes", Direction.LOWER, (float(value),), exact=True)
+    return make.latency(value * 0.99, value, value * 1.01)
 
 
 def sqnr(value: float) -> Measurement:
@@ -41,7 +37,9 @@ def sqnr(value: float) -> Measurement:
 def nights(store: Store, job: Job) -> list[str]:
     """Record ten quiet nightly runs: about 1 ms, 1000 bytes, 40 dB."""
     levels = (1.0, 1.01, 0.99, 1.005, 0.995) * 2
-    return [run(store, 30 - n, job, latency(1e6 * level), size(1000), sqnr(40.0)) for n, level in enumerate(levels)]
+    return [
+        run(store, 30 - n, job, latency(1e6 * level), make.counter(1000), sqnr(40.0)) for n, level in enumerate(levels)
+    ]
 
 
 def compared(store: Store, days_ago: int, job: Job, *measured: Measurement, **more: Any) -> list[AlertRecord]:
@@ -70,7 +68,7 @@ def test_a_slow_night_names_runs_and_exact_numbers_are_open_at_once(store: Store
     quiet = nights(store, job)
     assert record_comparison(store, quiet[-1]).judged.suspected == ()
     assert store.alerts.of_run(quiet[-1]) == []
-    [alert] = compared(store, 3, job, latency(1.12e6), size(1000), sqnr(40.0))
+    [alert] = compared(store, 3, job, latency(1.12e6), make.counter(1000), sqnr(40.0))
     assert (alert.metric, alert.finding, alert.state) == ("latency", "regression", "suspected")
     assert alert.last_good == quiet[0]
     assert math.exp(alert.change) == pytest.approx(1.12, rel=0.01)
@@ -81,7 +79,7 @@ def test_a_slow_night_names_runs_and_exact_numbers_are_open_at_once(store: Store
     lost = make.run(store, 2, (job, Verdict.INFRA, {"measurements": (latency(9e6),)}), kind="hardware")
     assert record_comparison(store, lost).compared == ()
 
-    worse = run(store, 1, job, latency(1e6), size(1016), sqnr(38.0))
+    worse = run(store, 1, job, latency(1e6), make.counter(1016), sqnr(38.0))
     record_comparison(store, worse)
     exact, figure = store.alerts.open()
     assert told([exact, figure]) == dict.fromkeys(("pte_size", "sqnr_fp32[0]"), ("regression", "exact"))
@@ -107,12 +105,12 @@ def test_a_slow_night_names_runs_and_exact_numbers_are_open_at_once(store: Store
 def test_another_test_is_not_compared_and_a_new_compiler_or_sdk_is(sqlite_store: Store) -> None:
     store, job = sqlite_store, make.job("conv")
     nights(store, job)
-    other_case = run(store, 2, make.job("conv", seed=7), latency(2e6), size(2000))
+    other_case = run(store, 2, make.job("conv", seed=7), latency(2e6), make.counter(2000))
     comparison = record_comparison(store, other_case)
     assert store.alerts.of_run(other_case) == []
     assert comparison.insufficient == len(comparison.compared) == 2
     for days_ago, facts in ((1, {"qnn": "2.52"}), (0, {"executorch": "1.6"})):
-        alerts = compared(store, days_ago, job, latency(2e6), size(2008 - 8 * days_ago), **facts)
+        alerts = compared(store, days_ago, job, latency(2e6), make.counter(2008 - 8 * days_ago), **facts)
         assert told(alerts) == {"latency": ("regression", "suspected"), "pte_size": ("regression", "exact")}
 
 
