@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import time
@@ -22,12 +23,9 @@ def usable_bytes() -> int:
     """Return the memory for all processes here: the machine's, or the limit of a cgroup (v2)."""
     least = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
     for folder in _own_cgroups():
-        try:
+        with contextlib.suppress(OSError):
             limit = (folder / "memory.max").read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if limit.isdigit():
-            least = min(least, int(limit))
+            least = min(least, int(limit)) if limit.isdigit() else least
     return least
 
 
@@ -79,17 +77,11 @@ def _family(pid: int) -> list[int]:
     """Return the process, its children, theirs, and so on."""
     found = [pid]
     for member in found:
-        tasks = _PROC / str(member) / "task"
-        try:
-            # Every thread has its own children.
-            threads = list(tasks.iterdir())
-        except OSError:
-            continue  # the process has just ended
-        for thread in threads:
-            try:
-                found += map(int, (thread / "children").read_bytes().split())
-            except OSError:
-                continue  # the thread has just ended
+        # Every thread has its own children. A process, or a thread, may have ended just now.
+        with contextlib.suppress(OSError):
+            for thread in (_PROC / str(member) / "task").iterdir():
+                with contextlib.suppress(OSError):
+                    found += map(int, (thread / "children").read_bytes().split())
     return found
 
 

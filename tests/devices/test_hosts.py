@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
-from attached import Rack
+from attached import Rack, rack
 from made import config
 from ordinary_server import kill_server, ordinary_adb_server
 from processors import of_an_arm
@@ -29,7 +29,7 @@ from waiting import free_port, until
 from farm.base.errors import ConfigError, InfraError
 from farm.base.processes import Supervisor
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.server import AdbServer, find_adb, ordinary_server, outdated, start_adb_server, suitable_adb
+from farm.devices.adb.server import AdbServer, find_adb, ordinary_server, outdated, suitable_adb
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.connect import KINDS, TransportKind, from_plain, open_transport
 from farm.devices.device import AdbAddress, Device, DeviceAddress, LocalAddress
@@ -251,17 +251,15 @@ def test_storage_of_somebody_else_is_not_used(look: Callable[[str], Scan], board
 
 
 def test_a_device_on_the_network_is_attached(bench: Rack, tmp_path: Path, look: Callable[[str], Scan]) -> None:
-    with Supervisor() as supervisor:
-        other = start_adb_server(supervisor, tmp_path / "other")
-        boot(supervisor, other, ["SM8850"], tmp_path / "remote")
-        listed = AdbHost(other.port).query("host:devices-l").split()[0]
-        AdbHost(other.port).query(f"host:disconnect:{listed}")
+    with rack(tmp_path / "remote", "SM8850") as remote:
+        listed = remote.server.network_address(remote.device.serial)
+        remote.server.query(f"host:disconnect:{listed}")
         toml = f'[[device]]\nconnect = "{listed}"\nname = "wireless"\n'
         for _ in range(2):
             device = next(one for one in look(toml).devices if one.name == "wireless")
             assert (device.serial, device.soc) == ("virtual-SM8850-0", "SM8850")
             assert device.address.port == bench.server.port
-        AdbHost(bench.server.port).query(f"host:disconnect:{listed}")
+        bench.server.query(f"host:disconnect:{listed}")
 
 
 def test_an_adb_server_of_another_machine_through_a_tunnel(

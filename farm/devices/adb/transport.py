@@ -550,12 +550,9 @@ class AdbTransport(Transport):
         with self._lock:
             stream = self._idle.pop() if self._idle else None
         if stream is not None:
-            try:
+            # The stream may have died with the server or the device; both transfers can begin again.
+            with contextlib.suppress(HungUpError):
                 self._transfer(stream, transfer)
-            except HungUpError:
-                # The stream may have died with the server or the device; both transfers can begin again.
-                pass
-            else:
                 return
         opened = self._host.open(self.serial, "sync:", timeout_s=self.stall_s)
         try:

@@ -203,11 +203,9 @@ class Daemon:
         if self._rebooting:
             self._tree.begin_life(self._reason)
         leaving.set_result(None)
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._absence or None):
                 await self._back.wait()
-        except TimeoutError:
-            pass
         self._leaving = None
 
     def _hang_up(self) -> asyncio.Future[Any]:
