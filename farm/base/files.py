@@ -342,10 +342,8 @@ def withdraw(folder: Path) -> None:
     """Remove a published folder in one atomic step; the next `published` makes it anew."""
     grave = folder.with_name(f"{folder.name}.withdrawn{_PARTIAL}")
     shutil.rmtree(grave, ignore_errors=True)
-    try:
+    with contextlib.suppress(FileNotFoundError):
         folder.rename(grave)
-    except FileNotFoundError:
-        return
     shutil.rmtree(grave, ignore_errors=True)
 
 

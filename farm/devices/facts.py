@@ -154,10 +154,8 @@ def _soc(text: str) -> str:
 
 
 def _serial(properties: dict[str, str]) -> str:
-    for name in (properties.get("ro.serialno", ""), properties.get("serial", "")):
-        if NAME.fullmatch(name) and not _NO_SERIAL.fullmatch(name):
-            return name
-    return ""
+    names = (properties.get("ro.serialno", ""), properties.get("serial", ""))
+    return next((name for name in names if NAME.fullmatch(name) and not _NO_SERIAL.fullmatch(name)), "")
 
 
 # Facts of a device's system that decide whether programs run there: page size, SELinux, access to the DSP.

@@ -7,6 +7,7 @@ time or is refused costs one start. ExecuTorch's own runners have no session: ea
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -430,15 +431,10 @@ class DeviceSession:
         """
         self.end_process()
         is_lost = self._last is not None and self._last.cause == "gone"
-        try:
-            with self._staging:
-                self._remove([self._folder], timeout_s=_LOST_SECONDS if is_lost else _SHELL_SECONDS)
-                if free:
-                    self._objects.free(keep=())
-        except DeviceError:
-            return
-        finally:
-            self._transport.close()
+        with contextlib.closing(self._transport), contextlib.suppress(DeviceError), self._staging:
+            self._remove([self._folder], timeout_s=_LOST_SECONDS if is_lost else _SHELL_SECONDS)
+            if free:
+                self._objects.free(keep=())
 
     def _begin(self) -> None:
         """Once: make the device ours."""
