@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,8 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float) -> StubRun:
         pool = DevicePool(devices, store, terms)
         try:
             pool.acquire()
-            LocalRun(plan, pool, store, front, forks=device_forks(supervisor)).run()
+            with closing(LocalRun(plan, pool, store, front, forks=device_forks(supervisor))) as run:
+                run.run()
         finally:
             pool.close()
             front.notes.close()
