@@ -273,7 +273,7 @@ def _digest(text: str) -> str:
 #
 # * all parts of its key except the content of Python files below the developed folders are the same: the case, farm's
 #   own recipe, other packages, the names of the Python files, data files and binaries (`base_key`);
-# * the code that runs at import and every function that ran are the same in each loaded file (`bundles/changes.py`).
+# * the code that runs at import and every function that ran are the same in each loaded file (`edit_between`).
 #
 # Sources of stale state, and the reason why each is harmless:
 #
@@ -338,9 +338,31 @@ def find_bundle_for(job: Job, tools: Tools, cache: BundleCache) -> FoundBundle:
 
 
 def find_bundles_for(jobs: Iterable[Job], tools: Tools, cache: BundleCache) -> dict[str, FoundBundle]:
-    """Return the bundles of many jobs, by job id; a bundle that jobs share is checked once."""
-    finder = _Finder(tools, cache)
-    return {job.id: finder.find(job) for job in jobs}
+    """Return the bundles of many jobs, by job id; a bundle that jobs share and a changed file are checked once."""
+    developed = tools.compiler.developed
+    edit = functools.cache(functools.partial(edit_from, cache.root))
+
+    @functools.cache
+    def serves(key: str) -> bool:
+        """Return whether the bundle of `key` has a trace that holds for the present files."""
+        folder = cache.folder(key)
+        trace = None if weakness(folder) else read_trace(folder)
+        return trace is not None and holds(trace, developed, edit)
+
+    def look(job: Job, key: str) -> FoundBundle:
+        if cache.lookup(key) is not None:
+            return FoundBundle(key, cached=True)
+        for other in _remembered(cache.root, base_key(job, tools.versions, developed)) if developed else ():
+            if serves(other) and cache.lookup(other) is not None:
+                return FoundBundle(other, cached=True)
+        return FoundBundle(key, cached=False)
+
+    by_key: dict[str, FoundBundle] = {}
+    found = {}
+    for job in jobs:
+        key = bundle_key(job, tools.versions)
+        found[job.id] = by_key[key] = by_key.get(key) or look(job, key)
+    return found
 
 
 def base_key(job: Job, versions: Mapping[str, str], developed: Iterable[DevelopedRoot]) -> str:
@@ -371,38 +393,6 @@ def forget_pruned(cache: BundleCache) -> None:
     for folder in root.glob("*/*"):
         with contextlib.suppress(OSError):  # a folder with files stays
             folder.rmdir()
-
-
-class _Finder:
-    """Search for the bundles of many jobs that analyses each changed file once."""
-
-    def __init__(self, tools: Tools, cache: BundleCache) -> None:
-        self._tools, self._cache = tools, cache
-        self._developed = tools.compiler.developed
-        self._found: dict[str, FoundBundle] = {}
-        self._serves = functools.cache(self._is_served_by)
-        self._edit = functools.cache(functools.partial(edit_from, cache.root))
-
-    def find(self, job: Job) -> FoundBundle:
-        key = bundle_key(job, self._tools.versions)
-        if key not in self._found:
-            self._found[key] = self._look(job, key)
-        return self._found[key]
-
-    def _look(self, job: Job, key: str) -> FoundBundle:
-        if self._cache.lookup(key) is not None:
-            return FoundBundle(key, cached=True)
-        if self._developed:
-            for other in _remembered(self._cache.root, base_key(job, self._tools.versions, self._developed)):
-                if self._serves(other) and self._cache.lookup(other) is not None:
-                    return FoundBundle(other, cached=True)
-        return FoundBundle(key, cached=False)
-
-    def _is_served_by(self, key: str) -> bool:
-        """Return whether the bundle of `key` has a trace that holds for the present files."""
-        folder = self._cache.folder(key)
-        trace = None if weakness(folder) else read_trace(folder)
-        return trace is not None and holds(trace, self._developed, self._edit)
 
 
 def holds(trace: Trace, developed: tuple[DevelopedRoot, ...], edit: Callable[[str, str, Path], Edit]) -> bool:
