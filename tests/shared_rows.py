@@ -18,7 +18,7 @@ from farm.builds.bundles.bundle import Bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.devices.device import Device
 from farm.dispatch.cluster.terms import RemoteRuntime, WorkTerms
-from farm.dispatch.request.request import Profile
+from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store import schema

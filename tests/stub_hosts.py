@@ -32,7 +32,7 @@ from farm.builds.bundles.cache import BundleCache
 from farm.dispatch.cluster.files import upload_runtime
 from farm.dispatch.cluster.terms import RemoteRuntime
 from farm.dispatch.device_run.health_check import health_check_jobs
-from farm.dispatch.request.request import Profile
+from farm.dispatch.request.profiling import Profile
 from farm.policy.situation import Priority
 from farm.results.attempt import Verdict
 from farm.store.cluster.records import Build, NewShard, PlannedJob

@@ -19,7 +19,8 @@ from farm.base.machine import user_name
 from farm.base.processes import Supervisor
 from farm.dispatch.device_forks import device_forks
 from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
-from farm.dispatch.request.request import Profile, RunPlan
+from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import RunPlan
 from farm.dispatch.run.run import LocalRun
 from farm.policy.situation import Lease, Priority
 from farm.results.attempt import Verdict

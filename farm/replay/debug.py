@@ -36,8 +36,8 @@ from farm.dispatch.device_run.artifacts import AttemptArtifacts
 from farm.dispatch.device_run.device_run import DeviceRun
 from farm.dispatch.pool.fleet import AcquiredDevice, Choice, DeviceAcquirer
 from farm.dispatch.request.choose import named_job
+from farm.dispatch.request.profiling import Profile
 from farm.dispatch.request.records import run_record
-from farm.dispatch.request.request import Profile
 from farm.policy.situation import Priority
 from farm.replay.one_off import finish_run
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra

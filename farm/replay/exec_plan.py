@@ -38,7 +38,7 @@ from farm.builds.toolchains.interpreters import process_environment
 from farm.builds.toolchains.selection import prepare
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.devices.execution.raw import RESULT_FILE, TOKENS_FILE, RawResult
-from farm.dispatch.request.request import require_profilable
+from farm.dispatch.request.profiling import require_profilable
 from farm.replay.bundle_folder import require_new
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
 from farm.replay.properties import CheckLine, Level

@@ -35,8 +35,8 @@ from farm.dispatch.device_run.device_run import DeviceRun, HeatGate, require_dev
 from farm.dispatch.device_run.device_worker import with_rerun
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.pool.fleet import AcquiredDevice, Choice, DeviceAcquirer
+from farm.dispatch.request.profiling import Execution, Profile
 from farm.dispatch.request.records import exit_code_of, leave_intent, run_record, write_report
-from farm.dispatch.request.request import Execution, Profile
 from farm.policy.retries import Tried, as_recorded, classify, is_open, needs_health_check, tried, unfit
 from farm.replay.stored_result import build_bundle
 from farm.results.analysis.history import CONTENTS

@@ -24,7 +24,7 @@ from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.ready import features_of, output_specs, read_ready, ready_manifest
 from farm.builds.program.pte import Method, Program, Value, read_pte, to_memory
 from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE, RawResult
-from farm.dispatch.request.request import Profile, require_profilable
+from farm.dispatch.request.profiling import Profile, require_profilable
 from farm.replay.bundle_folder import require_new
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
 from farm.report.model.format import first_of

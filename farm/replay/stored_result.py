@@ -25,8 +25,8 @@ from farm.builds.compile.protocol import BuildReply
 from farm.builds.runtime.runtime import LLAMA_RUNNER
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.dispatch.device_run.artifacts import TOKENS, kept_outputs
+from farm.dispatch.request.profiling import Profile
 from farm.dispatch.request.records import changed_code, planned_jobs
-from farm.dispatch.request.request import Profile
 from farm.results.analysis.history import CONTENTS, changed_facts, side_of
 from farm.results.attempt import Attempt
 from farm.store.records import JobView, RunView

@@ -23,7 +23,7 @@ from farm.builds.bundles.generation import generation_of
 from farm.builds.program.pte import Delegate, Method, Value, read_pte
 from farm.builds.runtime.parts import HEXAGON, RuntimePart
 from farm.devices.execution.raw import RawResult
-from farm.dispatch.request.request import Profile
+from farm.dispatch.request.profiling import Profile
 from farm.replay.exec_plan import (
     Contexts,
     FitLine,

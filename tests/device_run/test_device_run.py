@@ -29,7 +29,8 @@ from farm.dispatch.device_run import device_run as room
 from farm.dispatch.device_run.artifacts import AttemptArtifacts, FailedFiles
 from farm.dispatch.device_run.device_run import Thermometer
 from farm.dispatch.device_run.device_worker import Executor
-from farm.dispatch.request.request import Profile, RunPlan
+from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import RunPlan
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.artifacts import ArtifactStore
 from farm.store.cluster.records import PlannedJob

@@ -29,7 +29,8 @@ from farm.dispatch import messages
 from farm.dispatch.device_forks import PROCESS_NAME, SERVER_NAME, device_forks
 from farm.dispatch.device_process import DeviceLoop
 from farm.dispatch.device_run.health_check import health_check_job
-from farm.dispatch.request.request import Profile, RunPlan
+from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import RunPlan
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.store.cluster.records import PlannedJob
 

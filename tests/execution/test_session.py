@@ -27,7 +27,7 @@ from farm.devices.execution.session import DeviceSession
 from farm.devices.virtual.faults import Fault, FaultKind, clear, inject
 from farm.dispatch.device_run.artifacts import AttemptArtifacts
 from farm.dispatch.device_run.device_run import DeviceRun
-from farm.dispatch.request.request import Profile
+from farm.dispatch.request.profiling import Profile
 from farm.results.attempt import Attempt, Cause, Ending
 from farm.results.outcome import outcome
 

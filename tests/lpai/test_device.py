@@ -42,7 +42,7 @@ from farm.dispatch.pool.fleet import Fleet, virtual_fleet
 from farm.dispatch.pytest_plugin.lease import DeviceLease
 from farm.dispatch.pytest_plugin.plan import SuitePlan
 from farm.dispatch.pytest_plugin.worker import SuiteWorker
-from farm.dispatch.request.request import Profile
+from farm.dispatch.request.profiling import Profile
 from farm.results.attempt import Cause, Verdict
 from farm.store.leases.registry import Seen
 from farm.store.records import RunRecord

@@ -9,7 +9,7 @@ from made_environments import make_source_tree
 from farm.base.config.settings import load_config
 from farm.base.errors import ConfigError, UsageError
 from farm.dispatch.nightly.plan import Plan, read_plan
-from farm.dispatch.request.request import Profile
+from farm.dispatch.request.profiling import Profile
 
 HEAD = '[nightly]\nname = "n"\n'
 RUN = '[[run]]\nsocs = ["SM8650"]\nsuites = ["smoke"]\n'

@@ -23,7 +23,8 @@ from farm.devices.execution.raw import RunnerOptions
 from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.dispatch.pytest_plugin.runner import Bundles, Runner
 from farm.dispatch.request.choose import check_ready, jobs_of
-from farm.dispatch.request.request import Profile, RunRequest
+from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import RunRequest
 from farm.numbers.regressions.interleaved_ab import InterleavedBench, Side
 from farm.numbers.regressions.stored_pairs import require_bundles
 from farm.replay.bundle_folder import readme

@@ -27,7 +27,8 @@ from farm.dispatch.messages import Grant, JobReturned
 from farm.dispatch.pool.fleet import AcquiredDevice
 from farm.dispatch.pytest_plugin.runner import DeviceProgram, ProgramResult, Runner
 from farm.dispatch.pytest_plugin.worker import SuiteWorker
-from farm.dispatch.request.request import Profile, RunPlan
+from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import RunPlan
 from farm.policy.retries import Tried
 from farm.replay.one_off import OneOffRequest, OneOffTries
 from farm.results.attempt import Attempt, Cause, Verdict

@@ -261,7 +261,7 @@ def _installed_file(name: str) -> Path | None:
 _RECIPE = (
     "builds/compile/flows/*.py", "builds/compile/flows/shortcuts/*.py", "builds/bundles/bundle.py",
     "builds/bundles/ready.py",
-    "builds/program/canonical.py", "builds/program/pte.py", "builds/program/flatbuffer.py", "builds/program/pte.py",
+    "builds/program/canonical.py", "builds/program/pte.py", "builds/program/flatbuffer.py",
 )  # fmt: skip
 # Further files of the recipe for cases that generate text.
 _RECIPE_OF_TEXT = (

@@ -265,7 +265,7 @@ def exec_command(model: str, more: tuple[Path, ...], **options: Any) -> int:
     6 missing tool; 130 interrupted.
     """
     from farm.dispatch.pool.fleet import Choice
-    from farm.dispatch.request.request import Profile
+    from farm.dispatch.request.profiling import Profile
     from farm.replay.exec_plan import find_module
     from farm.replay.ready_program import ReadyRequest
     from farm.store.records import Purpose

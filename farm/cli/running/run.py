@@ -32,7 +32,7 @@ from farm.cli.output import (
 )
 from farm.cli.progress import Front, make_front
 from farm.devices.execution.raw import MOST_SECONDS
-from farm.dispatch.request.request import Profile, RunOutcome, RunRequest
+from farm.dispatch.request.profiling import Profile
 from farm.report.model import format as fmt
 from farm.report.model.status import change_line
 from farm.report.terminal.layout import columns, wrapped
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from farm.dispatch.cluster.client.submit_options import SubmitOptions
     from farm.dispatch.notify.pull_request import PullRequest
+    from farm.dispatch.request.request import RunOutcome, RunRequest
     from farm.dispatch.run.compiling import Compilation, CompiledJob
     from farm.serve.client import Server
 

@@ -12,7 +12,7 @@ from farm.base.errors import NoDeviceError
 from farm.builds.bundles.key import HOST_CPU, facts_of, recipe_digest, relevant_versions
 from farm.builds.runtime.native import Mode
 from farm.builds.runtime.runtime import Runtime
-from farm.dispatch.request.request import Execution
+from farm.dispatch.request.profiling import Execution
 from farm.results.analysis.history import changed_facts, fact_line
 from farm.store.cluster.records import Agent, OfferedToolchain, PlannedJob
 

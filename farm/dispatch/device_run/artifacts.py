@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from farm.devices.execution.optrace import OptraceTools
     from farm.devices.execution.session import DeviceSession
     from farm.devices.transport import Transport
-    from farm.dispatch.request.request import Profile
+    from farm.dispatch.request.profiling import Profile
 
 OUTPUT = "output:"
 """Prefix of the kind of an output's artifact; its file name follows."""

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from farm.builds.bundles.bundle import Bundle
     from farm.builds.runtime.runtime import Runtime
     from farm.dispatch.device_run.artifacts import AttemptArtifacts
-    from farm.dispatch.request.request import Execution, Profile
+    from farm.dispatch.request.profiling import Execution, Profile
     from farm.store.records import ArtifactRecord
     from farm.store.store import Store
     from farm.suites.suite import Job, Target

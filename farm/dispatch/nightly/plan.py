@@ -38,7 +38,8 @@ from farm.devices.device import common_kind
 from farm.devices.execution.raw import MOST_SECONDS
 from farm.dispatch.nightly.render import BUILT_IN, LEAST_WIDTH, SAMPLE, render
 from farm.dispatch.pool.fleet import Choice
-from farm.dispatch.request.request import Profile, RunRequest
+from farm.dispatch.request.profiling import Profile
+from farm.dispatch.request.request import RunRequest
 from farm.dispatch.request.selection import total_seconds
 from farm.report.formats import export_formats
 from farm.report.model import format as fmt

@@ -38,7 +38,7 @@ from farm.dispatch.device_run.device_worker import with_rerun
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.pytest_plugin.worker import ExecutedProgram, SuiteWorker, UnfitDeviceError, WrongNumbersError
 from farm.dispatch.request.choose import find_case
-from farm.dispatch.request.request import Profile
+from farm.dispatch.request.profiling import Profile
 from farm.policy.retries import needs_health_check
 from farm.results.attempt import Attempt, Cause, Ending, Measurement, OperatorProfile, Stage, Verdict
 from farm.results.measurements import bundle_measurements, time_measurements

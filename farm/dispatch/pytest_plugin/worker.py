@@ -32,7 +32,7 @@ from farm.devices.recovery import recover
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
 from farm.dispatch.pytest_plugin.record import DeviceFacts, UpstreamResult
 from farm.dispatch.pytest_plugin.upstream import RUNNER, Upstream, with_name
-from farm.dispatch.request.request import Profile
+from farm.dispatch.request.profiling import Profile
 from farm.policy.retries import Tried, classify, is_open, unfit
 from farm.results.attempt import Attempt, Cause, Measurement, OperatorProfile, Stage, Verdict
 

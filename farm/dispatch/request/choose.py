@@ -31,8 +31,9 @@ from farm.builds.runtime.runtime import attached_runtime, require_backend
 from farm.devices.device import MIXED
 from farm.devices.execution.optrace import OptraceTools, find_optrace_tools
 from farm.dispatch.pool.fleet import attached_kind
+from farm.dispatch.request.profiling import Profile, require_profilable
 from farm.dispatch.request.records import is_private_run, planned_jobs
-from farm.dispatch.request.request import Profile, RunRequest, require_profilable
+from farm.dispatch.request.request import RunRequest
 from farm.dispatch.request.selection import Version, changed, in_shard, total_seconds
 from farm.store.records import Purpose, RunView
 from farm.store.values import judged_by

@@ -1,21 +1,17 @@
-"""Request of a run, the settings for the execution of its jobs, its plan for device processes, and its outcome."""
+"""Request of a run, its plan for device processes, and its outcome."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import DEFAULT_BACKEND
 from farm.base.config.runs import FailuresConfig
 from farm.base.config.settings import HealthConfig
-from farm.base.errors import UsageError
 from farm.base.files import write_atomically
 from farm.builds.compile.protocol import BuildReply
 from farm.builds.runtime.runtime import Runtime
@@ -23,69 +19,10 @@ from farm.devices.connect import from_plain
 from farm.devices.device import Device
 from farm.devices.execution.optrace import OptraceTools
 from farm.dispatch.pool.fleet import Choice
+from farm.dispatch.request.profiling import Execution
 from farm.dispatch.request.selection import Shard
 from farm.store.cluster.records import PlannedJob
 from farm.store.records import Purpose, RunView
-
-# Settings of a run for the execution of its jobs, with the profiling level.
-
-
-class Profile(StrEnum):
-    """Values of `farm run --profile`."""
-
-    AUTO = "auto"
-    """Profiling without a cost in latency: cycles on the simulator, none on hardware."""
-    OFF = "off"
-    BASIC = "basic"
-    """Totals of every program."""
-    DETAILED = "detailed"
-    """Every node."""
-    OPTRACE = "optrace"
-    """Profiling that is compiled in, for timelines of the SDK's tools."""
-
-    @property
-    def kept(self) -> bool:
-        """True for a requested profile, which is kept with the attempt."""
-        return self not in (Profile.AUTO, Profile.OFF)
-
-    def flags(self, kind: str) -> dict[str, str]:
-        """Return the runner's flags for it on a device that is `virtual` or `hardware`."""
-        if self is Profile.AUTO:
-            # Profiling changes the speed of hardware and not the speed of the simulator.
-            return {"profile_level": "2"} if kind == "virtual" else {}
-        # Without a level at run time the compiled one applies.
-        level = {Profile.OFF: "0", Profile.BASIC: "1", Profile.DETAILED: "2"}.get(self)
-        return {} if level is None else {"profile_level": level}
-
-
-class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings for the execution of each job of a run."""
-
-    iterations: int = 3
-    warm_up: int = 1
-    timeout_s: float = 300.0
-    reducible: bool = False
-    """True if farm chose iterations and warm-up: virtual devices, and runners that write a file per execution, may do
-    fewer."""
-    profile: Profile = Profile.AUTO
-    heap: bool = False
-    """True to measure the DSP's heap, and nothing else."""
-    seconds: int | None = None
-    """Seconds for which programs repeat their prompts to generate text; None runs every prompt once."""
-
-    @property
-    def execution(self) -> dict[str, Any]:
-        """These settings by name, for another struct with them."""
-        return {name: getattr(self, name) for name in Execution.__struct_fields__}
-
-
-def require_profilable(profile: Profile, *, direct: bool) -> None:
-    """Raise UsageError for a profile that direct mode's runner has no flag for."""
-    if direct and profile.kept:
-        raise UsageError(f"direct mode's runner takes no profile level: leave --profile or {DIRECT_MODE} out")
-
-
-# Request of a run, and the outcome of the run: plain data.
 
 
 class RunRequest(Execution, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import FoundBundle, find_bundles_for
 from farm.dispatch.notify.channels import hide_secrets
 from farm.dispatch.request.choose import check_machine, check_ready, jobs_of, select
+from farm.dispatch.request.profiling import Profile
 from farm.dispatch.request.records import (
     exit_code_of,
     is_private_run,
@@ -23,7 +24,7 @@ from farm.dispatch.request.records import (
     run_record,
     write_report,
 )
-from farm.dispatch.request.request import Profile, RunOutcome, RunRequest
+from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.dispatch.run.compiling import Rebuild
 from farm.store.cluster.records import PlannedJob
 from farm.suites.options import runtime_flags

@@ -22,7 +22,7 @@ from farm.devices.execution.raw import RESULT_FILE, RawResult, RunnerOptions
 from farm.devices.execution.runner_process import reduced, too_many
 from farm.dispatch.device_run.device_run import DeviceRun, HeatGate
 from farm.dispatch.pool.fleet import Choice, DeviceAcquirer
-from farm.dispatch.request.request import Profile
+from farm.dispatch.request.profiling import Profile
 from farm.replay.stored_result import StoredResult, find_bundle, find_job
 from farm.results.analysis.confirmation import INFERENCES, PAIRS, Pair, add_pairs
 from farm.results.attempt import Attempt, Ending, Measurement, Verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from farm.base.errors import UsageError
-from farm.dispatch.request.request import Profile
+from farm.dispatch.request.profiling import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
