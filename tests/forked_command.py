@@ -27,7 +27,7 @@ PRELOADED = (
     "farm.dispatch.request.records", "farm.dispatch.run.run", "farm.report.html.layer_graph",
     "farm.report.html.page_of_run", "farm.report.terminal.run", "farm.store.leases.leasing",
     "farm.store.queries.alerts", "farm.store.queries.history", "farm.store.queries.runs",
-    "farm.store.queries.selection", "farm.store.queries.status", "farm.store.store", "numpy", "pdb", "psycopg",
+    "farm.store.queries.status", "farm.store.store", "numpy", "pdb", "psycopg",
     "pytest", "rich.console", "sqlalchemy.dialects.postgresql.psycopg", "unittest",
 )  # fmt: skip
 _PRELOADED_OF_TESTS = ("chaos_farm", "warm_pages", "warm_torch")

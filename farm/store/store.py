@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from farm.store.queries.grid import GridReader
     from farm.store.queries.history import HistoryReader
     from farm.store.queries.runs import RunReader
-    from farm.store.queries.selection import SelectionReader
-    from farm.store.queries.status import StatusReader
+    from farm.store.queries.status import SelectionReader, StatusReader
     from farm.store.records import ArtifactRecord, BuildRecord, RunRecord, SkipReason
     from farm.store.transfer.runs import Transfer
     from farm.suites.suite import Job
@@ -250,7 +249,7 @@ class Store:
     """Results of jobs in nightly runs."""
     history: HistoryReader = _group("queries.history", "HistoryReader")
     """Numbers, verdicts and profiles of jobs, run by run."""
-    selection: SelectionReader = _group("queries.selection", "SelectionReader")
+    selection: SelectionReader = _group("queries.status", "SelectionReader")
     """Earlier results of the jobs of a new run."""
     browse: Browse = _group("queries.browse", "Browse")
     """Lists for the web page, `farm runs list` and a monitoring system."""
