@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,8 +83,7 @@ def run_stub_farm(farm: StubFarm, folder: Path, *, timeout_s: float) -> StubRun:
         pool = DevicePool(devices, store, terms)
         try:
             pool.acquire()
-            with closing(LocalRun(plan, pool, store, front, forks=device_forks(supervisor))) as run:
-                run.run()
+            LocalRun(plan, pool, store, front, forks=device_forks(supervisor)).run()
         finally:
             pool.close()
             front.notes.close()

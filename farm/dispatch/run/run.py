@@ -12,8 +12,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -181,7 +181,10 @@ class LocalRun:
         self._dispatcher.post(self._jobs.finish_running)
 
     def run(self) -> frozenset[str]:
-        """Run every job, record the results, and return the ids of jobs for which no device was left."""
+        """Run every job, and leave every device, also after KeyboardInterrupt.
+
+        Return the ids of jobs for which no device was left.
+        """
         try:
             with noticing_deaths(self._thread_died):
                 self._recorder.begin()
@@ -189,18 +192,8 @@ class LocalRun:
                 self._pool.begin(self._jobs.pool_changed)
                 self._dispatcher.run(lambda: self._jobs.is_over, self._tick, _TICK_SECONDS)
         finally:
-            self._recorder.close(_LAST_SECONDS)
+            self._close()
         return frozenset(self._jobs.abandoned)
-
-    def close(self) -> None:
-        """Leave every device, which may take some seconds."""
-        threads = [threading.Thread(target=runner.close, name="close") for runner in self._runners]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self._dispatcher.close()
-        self._log.close()
 
     def _thread_died(self, why: str) -> None:
         self._dispatcher.post(lambda: self._jobs.halt(why))
@@ -208,6 +201,16 @@ class LocalRun:
     def _tick(self) -> None:
         for runner in self._runners:
             runner.tick()
+
+    def _close(self) -> None:
+        threads = [threading.Thread(target=runner.close, name="close") for runner in self._runners]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._dispatcher.close()
+        self._recorder.close(_LAST_SECONDS)
+        self._log.close()
 
     def _process(self, device: Device) -> ForkedProcess:
         number = self._plan.devices.index(device)
@@ -308,8 +311,6 @@ class _Run(RunSteps):
     _interrupts: InterruptHandler
     _supervisor: Supervisor = field(init=False)
     _forks: ForkServer = field(init=False)
-    _devices: ExitStack = field(init=False)
-    """Ends of devices, processes and their files; the latest is called first."""
     _given_up: frozenset[str] = frozenset()
     """SoCs of which no device came in time."""
 
@@ -321,16 +322,17 @@ class _Run(RunSteps):
         from farm.devices.virtual.boot import virtual_storage
         from farm.dispatch.device_forks import device_forks
 
-        with ThreadPoolExecutor(1) as aside, ExitStack() as processes:
+        with ExitStack() as processes:
             self._supervisor = processes.enter_context(Supervisor())
             # The fork server imports its modules meanwhile.
             self._forks = device_forks(self._supervisor)
             resumed = self._store.runs.view(run_id) if run_id else None
             then = resumed.fingerprint if resumed is not None else {}
-            known = then.get("device_kind", "hardware")
-            kind_now = aside.submit(device_kind_of, self._config, self._request, self._store, known)
-            tools = prepare(self._config, virtual=self._request.virtual > 0)
-            kind = kind_now.result()
+            with ThreadPoolExecutor(1) as aside:
+                known = then.get("device_kind", "hardware")
+                kind_now = aside.submit(device_kind_of, self._config, self._request, self._store, known)
+                tools = prepare(self._config, virtual=self._request.virtual > 0)
+                kind = kind_now.result()
             fingerprint = self._fingerprint(tools, kind)
             if resumed is not None:
                 require_same_conditions(resumed, fingerprint)
@@ -338,18 +340,13 @@ class _Run(RunSteps):
                 run_id = self._begin(jobs, tools, fingerprint)
                 begun(run_id)
             exit_code: int = ExitCode.INFRA
-            left: Future[None] | None = None
             with in_progress(self._config.run_folder(run_id)) as before:
                 try:
                     _release_leases(self._store, before)
-                    with ExitStack() as self._devices:
-                        # The processes end before their files are removed.
-                        storage = self._devices.enter_context(virtual_storage(self._config.cache_dir, run_id))
-                        self._devices.enter_context(processes.pop_all())
-                        before_it = resumed.devices if resumed is not None else ()
-                        self._on_devices(jobs, run_id, storage, tools, kind, before_it)
-                        # The report is written while devices and processes end.
-                        left = aside.submit(self._devices.pop_all().close)
+                    # The processes end before their files are removed.
+                    with virtual_storage(self._config.cache_dir, run_id) as storage, processes.pop_all():
+                        devices = resumed.devices if resumed is not None else ()
+                        self._on_devices(jobs, run_id, storage, tools, kind, devices)
                     was_interrupted = self._interrupts.was_interrupted
                     exit_code = INTERRUPTED if was_interrupted else exit_code_of(self._store.runs.view(run_id))
                 except KeyboardInterrupt:
@@ -359,11 +356,8 @@ class _Run(RunSteps):
                     raise
                 finally:
                     self._store.finish_run(run_id, exit_code)
-            log_numbers(self._store, run_id, record=True, confirm=self._request.confirm)
-            outcome = self._outcome(run_id, exit_code)
-            if left is not None:
-                left.result()
-            return outcome
+        log_numbers(self._store, run_id, record=True, confirm=self._request.confirm)
+        return self._outcome(run_id, exit_code)
 
     def _on_devices(
         self,
@@ -409,30 +403,29 @@ class _Run(RunSteps):
             take=lambda one: self._store.record_device(run_id, one, fleet.runtimes[one.serial].versions),
             announcer=announcer,
         )
-        self._devices.callback(pool.close)
-        self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
-        planned = [one for one in planned if one.job.target.soc not in self._given_up]
-        per_soc = Counter(device.soc for device in pool.held())
-        planned = self._fit(run_id, planned, per_soc)
-        if not planned:
-            return
-        run_plan = self._plan(run_id, planned, fleet, health_checks)
-        run_plan.prepare_folder()
-        with builders(
-            self._config, run_plan, tools, self._supervisor, self._listener, self._store, self._rebuild
-        ) as to_build:
-            self._listener.begin(jobs=len(planned), to_build=to_build, devices=[d.called for d in pool.held()])
-            most = self._request.most_failures or 0
-            local = LocalRun(run_plan, pool, self._store, self._listener, forks=self._forks, most_failures=most)
-            self._devices.callback(local.close)
-            stop = local.finish_running
-            lines = (
-                "finishing the running jobs; Ctrl-C again stops at once",
-                f"'farm run --resume {run_id}' goes on then",
-            )
-            with self._interrupts.finishing(stop, *lines), self._budget.watched(stop):
-                abandoned = local.run()
-            self._leave(run_id, abandoned)
+        with closing(pool):
+            self._given_up = wait.acquire(pool, {job.target.soc for job in jobs}, self._budget.end_s)
+            planned = [one for one in planned if one.job.target.soc not in self._given_up]
+            per_soc = Counter(device.soc for device in pool.held())
+            planned = self._fit(run_id, planned, per_soc)
+            if not planned:
+                return
+            run_plan = self._plan(run_id, planned, fleet, health_checks)
+            run_plan.prepare_folder()
+            with builders(
+                self._config, run_plan, tools, self._supervisor, self._listener, self._store, self._rebuild
+            ) as to_build:
+                self._listener.begin(jobs=len(planned), to_build=to_build, devices=[d.called for d in pool.held()])
+                most = self._request.most_failures or 0
+                local = LocalRun(run_plan, pool, self._store, self._listener, forks=self._forks, most_failures=most)
+                stop = local.finish_running
+                lines = (
+                    "finishing the running jobs; Ctrl-C again stops at once",
+                    f"'farm run --resume {run_id}' goes on then",
+                )
+                with self._interrupts.finishing(stop, *lines), self._budget.watched(stop):
+                    abandoned = local.run()
+                self._leave(run_id, abandoned)
 
     def _fleet(self, jobs: Sequence[Job], storage: Path, native: NativeBuild, partly: bool = False) -> Fleet:
         """Boot virtual devices, or find attached ones. Raises NoDeviceError."""
