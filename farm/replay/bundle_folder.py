@@ -65,7 +65,7 @@ def publish_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=place.parent) as scratch:
-            partial = Path(scratch, folder.name)
+            partial = Path(scratch, "folder")
             partial.mkdir()
             fill(partial)
             partial.chmod(0o755)
