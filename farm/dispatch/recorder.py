@@ -107,6 +107,14 @@ class ResultLog:
         self._end = at
 
 
+def open_result_log(folder: Path) -> ResultLog:
+    """Open the log of an agent in its folder; the log of an agent of farm 0.2.0 goes on. Raises OSError."""
+    log, earlier = folder / "result_log", folder / "spool"
+    if earlier.exists() and not log.exists():
+        earlier.rename(log)
+    return ResultLog(log)
+
+
 def _read(content: bytes) -> tuple[list[ShardResult], int]:
     """Return the results in a file, and the offset behind the last whole one. Pure."""
     found, at = [], 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,23 @@ def test_an_agent_and_device_processes_are_loaded_where_there_is_no_torch() -> N
     argv = [sys.executable, "-c", f"import importlib\n{_REFUSING}", *_MODULES.split()]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_request_is_claimed_although_another_agent_decides_at_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+    link, waiting = slow.sender, slow.sender._waiting
+    requests = list[threading.Thread]()
+
+    def waiting_slowly(soc: str) -> Any:
+        found = waiting(soc)
+        if not requests:
+            # The device runner asks between the look at the requests and the removal of the decision.
+            requests.append(threading.Thread(target=link.request, args=("h1-0", SOC, None)))
+            requests[0].start()
+            requests[0].join(0.2)
+        return found
+
+    monkeypatch.setattr(link, "_waiting", waiting_slowly)
+    link.decided(SOC)
+    requests[0].join()
+    until(lambda: link._due_soc() == SOC, "a claim for the request", 5)

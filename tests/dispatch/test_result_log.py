@@ -15,7 +15,7 @@ from made import job
 from waiting import until
 
 from farm.base.errors import FarmError, LeaseLostError, StoreError
-from farm.dispatch.recorder import Recorder, ResultLog
+from farm.dispatch.recorder import Recorder, ResultLog, open_result_log
 from farm.dispatch.run.run import LocalRecords, replay_results, result_log
 from farm.results.attempt import Attempt, Comparison, Stage, Verdict
 from farm.store.cluster.records import ShardResult
@@ -46,6 +46,12 @@ def test_results_that_were_not_recorded_are_there_at_the_next_start(tmp_path: Pa
         assert (tmp_path / "log").stat().st_size == 0
     log.close()
     assert not ResultLog(tmp_path / "log").left()
+
+
+def test_an_agent_records_the_log_that_farm_0_2_0_left(tmp_path: Path) -> None:
+    assert ResultLog(tmp_path / "spool").append(result(1))
+    assert open_result_log(tmp_path).left() == [result(1)]
+    assert open_result_log(tmp_path).left() == [result(1)]
 
 
 def test_what_is_found_out_while_the_database_is_away_is_in_the_log_at_once(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.dispatcher import Dispatcher, ProgressListener
 from farm.dispatch.local_jobs import LocalJobs
 from farm.dispatch.messages import ForkedProcess
-from farm.dispatch.notify.channels import hide_secrets
 from farm.dispatch.pool.fleet import Fleet, attached_fleet, virtual_fleet
 from farm.dispatch.recorder import Recorder, ResultLog
 from farm.dispatch.request.choose import device_kind_of, narrow, optrace_tools
@@ -278,7 +277,10 @@ def resume(
     """
     from farm.store.store import open_store
 
-    hide_secrets(config.notify.webhook, config.notify.mail)
+    if config.notify.is_set:
+        from farm.dispatch.notify.channels import hide_secrets
+
+        hide_secrets(config.notify.webhook, config.notify.mail)
     with handling(interrupts) as handler, open_store(config.store_url) as store:
         run_id = store.runs.resolve(ref, unbegun=True)
         replay_results(run_id, config.run_folder(run_id), store)

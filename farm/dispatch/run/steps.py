@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from farm.base.errors import FarmError
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import FoundBundle, find_bundles_for
-from farm.dispatch.notify.channels import hide_secrets
 from farm.dispatch.request.choose import check_machine, check_ready, jobs_of, select
 from farm.dispatch.request.profiling import Profile
 from farm.dispatch.request.records import (
@@ -58,7 +57,10 @@ def choose(config: Config, request: RunRequest, only: Collection[str] | None = N
     if only is not None:
         jobs = tuple(job for job in jobs if job.id in only)
     check_ready(jobs, request)
-    hide_secrets(config.notify.webhook, config.notify.mail)
+    if config.notify.is_set:
+        from farm.dispatch.notify.channels import hide_secrets
+
+        hide_secrets(config.notify.webhook, config.notify.mail)
     return config, jobs
 
 

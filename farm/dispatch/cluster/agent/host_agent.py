@@ -34,7 +34,7 @@ from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.messages import ForkedProcess
 from farm.dispatch.notify.delivery import find_receivers
 from farm.dispatch.notify.quarantine import Announcer
-from farm.dispatch.recorder import Recorder, ResultLog
+from farm.dispatch.recorder import Recorder, open_result_log
 from farm.store.cluster.records import AgentFacts, AgentId, HeartbeatReply
 from farm.store.records import PROTOCOL
 
@@ -188,7 +188,7 @@ class HostAgent:
             self._config, objects, self._store.cluster.build_of, self._folder / "runs", self._store.files.lose_bundle
         )
         self._stack.callback(preparer.close)
-        self._log = ResultLog(self._folder / "result_log")
+        self._log = open_result_log(self._folder)
         self._link = AgentLink(
             self._store,
             self.facts,

@@ -100,7 +100,7 @@ class AgentLink:
         self._requests: dict[str, _ClaimRequest] = {}
         self._claims_s: dict[str, list[float]] = {}
         """Times of the next claims by SoC; without a waiting device a claim decides about the busy ones."""
-        self._lock, self._changing = threading.Lock(), threading.Lock()
+        self._lock, self._changing = threading.RLock(), threading.Lock()
         self._leases: dict[str, Lease] = {}
         """Leases of the agent by device."""
         self._claimed: Claimed = frozenset()
@@ -144,18 +144,18 @@ class AgentLink:
         `also_busy`: if no device of the SoC waits, request the decision which run has to hand over a device after a
         short delay, unless another agent has requested it by then.
         """
-        if self._waiting(soc):
-            self._claim_in(soc, _COALESCE_SECONDS)
-        elif also_busy:
-            at_s = time.monotonic() + random.uniform(0, _SPREAD_SECONDS)  # noqa: S311
-            with self._lock:
+        with self._lock:
+            if self._waiting(soc):
+                self._claim_in(soc, _COALESCE_SECONDS)
+            elif also_busy:
+                at_s = time.monotonic() + random.uniform(0, _SPREAD_SECONDS)  # noqa: S311
                 self._claims_s[soc] = [at_s, at_s + _SECOND_LOOK_SECONDS]
-            self._wake()
+                self._wake()
 
     def decided(self, soc: str) -> None:
         """Note that an agent has just had the store decide which run hands over a device of an SoC."""
-        if not self._waiting(soc):
-            with self._lock:
+        with self._lock:
+            if not self._waiting(soc):
                 self._claims_s.pop(soc, None)
 
     def record(self, results: Sequence[ShardResult]) -> Mapping[int, FarmError]:
@@ -261,6 +261,8 @@ class AgentLink:
         keep = {device: request.keep for device, request in requests.items() if request.keep is not None}
         try:
             with self._changing:
+                if not self._is_claiming:
+                    return
                 found = self._store.cluster.claim(
                     self._agent, soc, list(requests), ttl_s=self._ttl_s, keep=keep, is_stable=self.is_stable
                 )
