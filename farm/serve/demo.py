@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import random
 import struct
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Table, text
 
 from farm.base.config.settings import Config
 from farm.builds.program.layers import LayerStep
@@ -67,9 +66,6 @@ _OPERATORS = (
 _MODELS = ("mobilenet_v3", "resnet50", "vit_b16", "whisper_tiny", "yolo_nano", "edsr", "bert_base", "deeplab_v3")
 _PRECISIONS = ("8a8w", "16a8w", "16a4w", "fp16")
 _METRICS = ("latency", "sqnr_fp32[0]")
-_DEVICES = 3
-"""Devices of each SoC."""
-_SEED = 39
 # Samples of an attempt relative to their median.
 _SHAPE = (0.986, 0.994, 1.0, 1.007, 1.021)
 _STATISTICS = {name: value or 0.0 for name, value in values.statistics_of(_SHAPE).items()}
@@ -81,6 +77,11 @@ class Size(msgspec.Struct, frozen=True):
 
     nights: int = 60
     cases: int = 400
+    socs: tuple[str, ...] = _SOCS
+    metrics: tuple[str, ...] = _METRICS
+    devices: int = 3
+    """Devices of each SoC."""
+    seed: int = 39
 
 
 # Tables of runs, in the order of their references.
@@ -136,14 +137,14 @@ def demo_config(config: Config) -> Iterator[Config]:
 class _Demo:
     def __init__(self, store: Store, database: Database, size: Size, now_ms: int) -> None:
         self._store, self._database, self._size = store, database, size
-        self._draw = random.Random(_SEED)  # noqa: S311 - equal data for an equal seed, no secret
+        self._draw = random.Random(size.seed)  # noqa: S311 - equal data for an equal seed, no secret
         # Nightly runs begin at one o'clock.
         self._last_ms = (now_ms - 3 * 3_600_000) // DAY_MS * DAY_MS + 3_600_000
         self._parts: list[_Part] = []
         self._devices: dict[str, list[tuple[int, Device]]] = {}
         self._runs: list[dict[str, str]] = []
         """Run ids of each night, oldest first, by SoC."""
-        self._run_jobs, self._attempts = itertools.count(1), itertools.count(1)
+        self._ids = {"run_job": 0, "attempt": 0}
 
     def insert(self, connection: Connection) -> None:
         """Insert nightly runs with their jobs, attempts and measurements."""
@@ -151,6 +152,10 @@ class _Demo:
         self._insert_devices(connection)
         for night in range(self._size.nights):
             self._insert_night(connection, night)
+        if connection.dialect.name == "postgresql":
+            for table in ("job", "suite_case", "series", "device", "run_job", "attempt"):
+                newest = f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), max(id)) FROM {table}"  # noqa: S608
+                connection.execute(text(newest))
 
     def _insert_jobs(self, connection: Connection) -> None:
         jobs: list[dict[str, Any]] = []
@@ -163,7 +168,7 @@ class _Demo:
             cases.append({"id": case_row, **names, "version": version, "module": case.module})
             latency_ns = math.exp(self._draw.uniform(10.5, 15.5)) * (8 if case.suite == "demo_models" else 1)
             sqnr_db = self._draw.uniform(28, 62)
-            for place, soc in enumerate(_SOCS):
+            for place, soc in enumerate(self._size.socs):
                 job = Job(case, Target(soc, "gpu" if number % 17 == 3 else "htp", case.precisions[0]))
                 key = hashlib.sha256(job.id.encode()).hexdigest()
                 part = _Part(len(jobs) + 1, job, case_row, latency_ns / 1.22**place, sqnr_db, len(series) + 1, key)
@@ -172,7 +177,7 @@ class _Demo:
                     "id": part.id, "name": job.id, **names, "soc": soc,
                     "backend": job.target.backend, "precision": job.target.precision, "options": {},
                 })  # fmt: skip
-                for metric in _METRICS:
+                for metric in self._size.metrics:
                     series.append({"id": len(series) + 1, "job_id": part.id, **_series(metric)})
         for table, found in ((schema.suite_case, cases), (schema.job, jobs), (schema.series, series)):
             _insert(connection, table, found)
@@ -191,8 +196,8 @@ class _Demo:
 
     def _insert_devices(self, connection: Connection) -> None:
         found: list[dict[str, Any]] = []
-        for soc in _SOCS:
-            for number in range(1, _DEVICES + 1):
+        for soc in self._size.socs:
+            for number in range(1, self._size.devices + 1):
                 for build in (1, 2):
                     device = Device(
                         serial=f"DEMO{soc[2:]}{number}", soc=soc, kind="hardware", build=f"demo/{soc}/14.{build}",
@@ -211,7 +216,7 @@ class _Demo:
         name = values.run_id_time(began_ms) + "demo"
         ids: dict[str, str] = {}
         new: dict[Table, list[dict[str, Any]]] = {table: [] for table in _TABLES_OF_RUNS}
-        for place, soc in enumerate(_SOCS):
+        for place, soc in enumerate(self._size.socs):
             started_ms = began_ms + place * 1000
             run_id = values.run_id_time(started_ms) + f"{self._draw.getrandbits(24):06x}"
             ids[soc] = run_id
@@ -229,7 +234,7 @@ class _Demo:
         self._runs.append(ids)
 
     def _usable(self, night: int, soc: str) -> list[tuple[int, Device]]:
-        updated = soc == _SOCS[0] and night >= self._size.nights // 2
+        updated = soc == self._size.socs[0] and night >= self._size.nights // 2
         return self._devices[f"{soc} {2 if updated else 1}"]
 
     def _add_results(
@@ -238,9 +243,9 @@ class _Demo:
         """Add the rows of a run's jobs to `new`; return True if a job failed that is no known issue."""
         devices, failed = self._usable(night, soc), False
         noise = self._draw.gauss(0, 0.004)
-        for place, part in enumerate(self._parts[_SOCS.index(soc) :: len(_SOCS)]):
+        for place, part in enumerate(self._parts[self._size.socs.index(soc) :: len(self._size.socs)]):
             device_row, device = devices[place % len(devices)]
-            run_job = next(self._run_jobs)
+            run_job = self._next("run_job")
             is_skipped = place % 97 == 11 and night % 9 == 4
             why = SkipReason("no time was left: --budget 90m", started_ms - DAY_MS, "passed")
             new[schema.run_job].append({
@@ -250,7 +255,7 @@ class _Demo:
             })  # fmt: skip
             began_ms = started_ms + 40_000 + place * 2_000
             for changes in [] if is_skipped else self._endings(night, place, part, device.serial):
-                attempt = next(self._attempts)
+                attempt = self._next("attempt")
                 passed = changes["verdict"] == "passed"
                 failed |= changes["verdict"] == "failed" and "known_issue" not in changes
                 new[schema.attempt].append({
@@ -263,7 +268,7 @@ class _Demo:
                     sqnr_db = part.sqnr_db - (0 if passed else 24)
                     new[schema.measurement] += [
                         _measured(attempt, at, part.first_series + at, sqnr_db if at == 1 else latency_ns)
-                        for at in range(len(_METRICS))
+                        for at in range(len(self._size.metrics))
                     ]
         return failed
 
@@ -275,7 +280,7 @@ class _Demo:
             ends = [_GONE, _PASSED] if place % 2 else [_GONE]
         elif name.startswith("group_norm") and target.precision == "16a4w":
             ends = [{**_WRONG, "known_issue": "group_norm loses its scale at 4 bits, see #1234"}]
-        elif name.startswith("layer_norm") and target.soc == _SOCS[-1] and night >= last:
+        elif name.startswith("layer_norm") and target.soc == self._size.socs[-1] and night >= last:
             ends = [_WRONG]
         elif name in ("gather_32", "pad_112") and night >= last - 19:
             ends = [_REFUSED]
@@ -289,7 +294,7 @@ class _Demo:
         factor, nights = 1.0, self._size.nights
         if part.job.case.name.startswith("conv") and night >= nights * 3 // 4:
             factor *= 1.18
-        if part.job.target.soc == _SOCS[0] and night >= nights // 2:
+        if part.job.target.soc == self._size.socs[0] and night >= nights // 2:
             factor *= 0.93
         if night >= nights // 3 and part.job.target.precision == "fp16":
             factor *= 0.9
@@ -308,6 +313,10 @@ class _Demo:
             committed_ms=began_ms - 7_200_000, before=_commit(night - 1) if night else "",
             since=(RunCommit(_commit(night), subject),),
         )  # fmt: skip
+
+    def _next(self, table: str) -> int:
+        self._ids[table] += 1
+        return self._ids[table]
 
     def record(self, artifacts: ArtifactStore) -> None:
         """Record alerts, devices with their health, an unfinished run with details, and a waiting user."""
@@ -331,18 +340,23 @@ class _Demo:
                 reason="the median of 5 samples is beyond the level of the runs before",
                 likely_cause="the program, from commit " + _commit(at)[:10],
             )  # fmt: skip
-            self._store.alerts.add(bad, new)
-        self._store.alerts.remark("alert:2", Remark("acknowledged", USER, "demo-grace", "tiling, see #4711"))
-        self._store.alerts.remark("alert:3", Remark("accepted", USER, "", "the new tiling is needed for correctness"))
+            if soc in self._runs[at]:
+                self._store.alerts.add(bad, new)
+        if len(worse) > 2:
+            self._store.alerts.remark("alert:2", Remark("acknowledged", USER, "demo-grace", "tiling, see #4711"))
+            self._store.alerts.remark(
+                "alert:3", Remark("accepted", USER, "", "the new tiling is needed for correctness")
+            )
 
     def _record_devices(self) -> None:
-        devices = []
-        for soc in _SOCS:
-            for number, (_, device) in enumerate(self._usable(self._size.nights - 1, soc)):
-                status = DeviceStatus(False, 91 - 7 * number, 29.5 + 2.5 * number, 40 * 10**9, device.build, 1e5, 0)
-                self._store.devices.see([Seen(device, "device", status)])
-                devices.append(device)
-        for device in devices:
+        seen = []
+        for key, found in self._devices.items():
+            if key.endswith("1") != key.startswith(self._size.socs[0]):
+                for number, (_, device) in enumerate(found):
+                    status = DeviceStatus(False, 91 - 7 * number, 29.5 + 2.5 * number, 40 * 10**9, device.build, 1e5, 0)
+                    seen.append((device, status))
+        self._store.devices.see([Seen(device, "device", status) for device, status in seen])
+        for device, _ in seen:
             slow = 1.0 + 0.08 * (device.serial.endswith("86501"))
             for number in range(20):
                 health_check_ns = 1.9e6 * self._draw.gauss(1, 0.01) * (slow if number > 12 else 1)
@@ -350,7 +364,9 @@ class _Demo:
                 self._store.devices.record_health(
                     HealthEvent(device.id, "check_passed", "healthy", "", {}, (health_check_ns,) * 3, when_ms)
                 )
-        broken = next(device for device in devices if device.serial == _BROKEN)
+        broken = next((device for device, _ in seen if device.serial == _BROKEN), None)
+        if broken is None:
+            return
         for event, state, reason, hours in (
             ("infra", "suspect", "gone: the device left the bus during a push", 9),
             ("recovery", "suspect", "adb reconnect: no answer", 8),
@@ -359,13 +375,12 @@ class _Demo:
         ):
             when_ms = self._last_ms + 3_600_000 - hours * 60_000
             self._store.devices.record_health(HealthEvent(broken.id, event, state, reason, {}, (), when_ms))
-        self._store.devices.set_service(
-            devices[-1].id, in_service=False, note="lent to the camera team", user="demo-ada"
-        )
+        idle = seen[-1][0]
+        self._store.devices.set_service(idle.id, in_service=False, note="lent to the camera team", user="demo-ada")
 
     def _record_run_of_today(self, artifacts: ArtifactStore) -> None:
         """Record an unfinished run with profile, layers, log and files, and a user who waits for its device."""
-        soc = _SOCS[1]
+        soc = self._size.socs[1 % len(self._size.socs)]
         parts = [one for one in self._parts if one.job.target.soc == soc][:24]
         device = self._devices[f"{soc} 1"][0][1]
         facts = {**self._facts(self._size.nights - 1), "profile": "detailed"}

@@ -33,8 +33,9 @@ from farm.base.errors import ConfigError, DelegationError, MissingToolError
 from farm.builds.bundles.key import HOST_CPU
 from farm.builds.compile.flows.edge_nodes import EdgeOrigins, misread_codes, read_delegation
 from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
-from farm.builds.compile.flows.qualcomm import FLOW, compiler_specs, packages_of, refuse_control_flow, split_passes
+from farm.builds.compile.flows.qualcomm import FLOW, compiler_specs, packages_of, refuse_control_flow
 from farm.builds.compile.flows.shortcuts.every import less_work
+from farm.builds.compile.flows.split import split_passes
 from farm.builds.compile.protocol import reason_of
 from farm.suites.suite import Case, Features, InputSpec, OpPackage, Target
 
