@@ -151,7 +151,7 @@ def processes_of(home: FarmHome) -> dict[int, str]:
 
 
 def processes_marked(*marks: str) -> dict[int, str]:
-    """Return the command lines of the living processes, by id, with one of `marks` in command or environment.
+    """Return the command lines of the living processes, by id, with any of `marks` in command or environment.
 
     Workers, and the process that forks them, go by the name that they give themselves: they are copies of the command.
     """

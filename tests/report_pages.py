@@ -111,7 +111,7 @@ def context(view: RunView) -> ReportContext:
 
 
 def hostile_context(view: RunView) -> ReportContext:
-    """Return what a store knows of a run in which every text is hostile."""
+    """Return the facts of a store about a run in which every text is hostile."""
     evil, job = view.id, view.jobs[0].id
     regression = alert(view, job, metric=evil, reason=evil, likely_cause=evil, last_good=evil)
     files = Background(artifacts={job: (JobFile(evil, 1, evil),)})

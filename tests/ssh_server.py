@@ -34,7 +34,7 @@ class Server:
     """SSH server that listens from `start` on; its port stays the same."""
 
     name: str
-    """Name of its processes, also of those that serve a connection each."""
+    """Name of the server's processes, also of its process per connection."""
 
     def __init__(self, supervisor: Supervisor, folder: Path) -> None:
         self._supervisor, self._child = supervisor, None

@@ -187,8 +187,6 @@ class _Debug:
 
     def _record(self, run_id: str, tools: Toolchain, folder: Path, acquirer: DeviceAcquirer) -> Attempt:
         """Compile, run, compare and record. Raises UsageError for a program without distinguishable layers."""
-        from farm.builds.compile.debug.protocol import DebugProcess
-
         log = folder / "debugger.log"
         scratch = acquirer.folder / "program"
         scratch.mkdir()

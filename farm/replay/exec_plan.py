@@ -1,4 +1,4 @@
-"""Programs of one `farm exec`: a `.pte`, also one that generates text, or a module, for one SoC or several."""
+"""Programs of one `farm exec`: a `.pte`, also of text generation, or a module, for one SoC or several."""
 
 from __future__ import annotations
 

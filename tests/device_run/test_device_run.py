@@ -374,7 +374,7 @@ class TestDebug:
         """Debugs a program of which no layer can be compared, on the attached device."""
         monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", str(bench.port))
         ready = plan_ready(ReadyRequest(model=models / "conv.pte"))
-        monkeypatch.setattr("farm.builds.compile.debug.protocol.DebugProcess", CompilerStub)
+        monkeypatch.setattr("farm.replay.debug.DebugProcess", CompilerStub)
         monkeypatch.setattr(CompilerStub, "bundle", ready.bundle(load_config()).folder, raising=False)
 
         def run(*issues: KnownIssue, compared: Callable[[], None] = lambda: None) -> DebugOutcome:

@@ -1,4 +1,4 @@
-"""Facts that devices tell: state, root, text."""
+"""Facts about devices: state, root, text."""
 
 from __future__ import annotations
 

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import made
 import pytest
 from farm_home import FarmHome
 from log_lines import LogLines
 from receivers import LOOPBACK, mail_server, make_certificate, trickling_server, web_server
 
-from farm.base.config.settings import Config, load_config
+from farm.base.config.settings import Config
 from farm.base.errors import ConfigError
 from farm.devices.device import HealthEvent
 from farm.dispatch.nightly.plan import MailTable
@@ -169,11 +170,6 @@ def test_mail_goes_over_starttls_with_user_and_password(tmp_path: Path, monkeypa
 REASON = 'its health check fails: "no\x1b[31m answer" <!channel>\nfor 10 s'
 
 
-def config_of(folder: Path, text: str) -> Config:
-    (folder / "farm.toml").write_text(text)
-    return load_config(folder / "farm.toml")
-
-
 def quarantine(store: Store, device: str = "R5CT1") -> None:
     store.devices.record_health(
         HealthEvent(device, "gave_up", "quarantined", REASON, {"run": "20260301-020000-0a1b2c"})
@@ -205,7 +201,7 @@ def test_everybody_hears_of_a_quarantine_once(tmp_path: Path, store: Store, monk
         monkeypatch.setenv("LAB_TOKEN", "tokensecret")
         monkeypatch.setenv("LAB_MAIL_USER", "farm")
         monkeypatch.setattr(delivery, "_WAITS_S", (0.01, 0.01))
-        config = config_of(tmp_path, f"""
+        config = made.config(tmp_path, f"""
             [[notify.webhook]]
             url = "{plain.url('/quarantine')}"
             [[notify.webhook]]
@@ -249,7 +245,7 @@ def test_receivers_that_are_broken_cost_a_line_and_nothing_else(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with trickling_server(b"HTTP/1.1 200 OK\r\nX-Slow: ", b".", 20) as port, web_server([404]) as hook:
-        config = config_of(tmp_path, f"""
+        config = made.config(tmp_path, f"""
             [[notify.webhook]]
             url = "{hook.url('/secret')}"
             [[notify.webhook]]
@@ -264,7 +260,7 @@ def test_receivers_that_are_broken_cost_a_line_and_nothing_else(
         ]
         assert "NOT SENT: webhook 1" in outcome(store)
         monkeypatch.setattr(announce, "_LAST_SECONDS", 0.5)
-        config = config_of(tmp_path, f'[[notify.webhook]]\nurl = "http://{LOOPBACK}:{port}/"\n')
+        config = made.config(tmp_path, f'[[notify.webhook]]\nurl = "http://{LOOPBACK}:{port}/"\n')
         quarantine(store, "R5CT2")
         began = time.monotonic()
         [line] = announce_once(config, store)
@@ -308,7 +304,7 @@ MAIL = '[notify.mail]\nhost = "h"\nfrom = "a@b"\n'
 )
 def test_what_cannot_be_is_refused_without_showing_it(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        config_of(tmp_path, text)
+        made.config(tmp_path, text)
     assert message in str(caught.value)
     assert "SECRET" not in str(caught.value)
 

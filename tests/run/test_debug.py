@@ -219,7 +219,7 @@ class CompilerStub:
 
 @pytest.fixture
 def stubbed(suite: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, RunView]]:
-    monkeypatch.setattr("farm.builds.compile.debug.protocol.DebugProcess", CompilerStub)
+    monkeypatch.setattr("farm.replay.debug.DebugProcess", CompilerStub)
     monkeypatch.setattr(CompilerStub, "limits_s", [])
 
     def run(reply: DebugReply, until_s: float) -> tuple[int, RunView]:

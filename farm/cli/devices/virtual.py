@@ -87,7 +87,7 @@ def up(
         finally:
             supervisor.close()
             if not own_server:
-                # A server that has ended has no list of devices any more.
+                # An ended server has lost its list of devices.
                 with contextlib.suppress(InfraError):
                     for address in attached:
                         server.query(f"host:disconnect:{address}")

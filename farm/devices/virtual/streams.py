@@ -41,7 +41,7 @@ class StreamClosedError(Exception):
 
 
 def cancelled(tasks: Iterable[asyncio.Task[None]]) -> asyncio.Future[Any]:
-    """Cancel tasks, and return what ends with the last of them."""
+    """Cancel tasks, and return a future that ends with the last of them."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()

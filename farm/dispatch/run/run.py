@@ -35,7 +35,7 @@ from farm.dispatch.request.records import exit_code_of, in_progress, require_sam
 from farm.dispatch.request.request import RunOutcome, RunPlan, RunRequest
 from farm.dispatch.request.selection import Budget
 from farm.dispatch.run.compiling import builders
-from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers
+from farm.dispatch.run.steps import RunSteps, choose, finished_outcome, left_of, log_numbers, take_secrets
 from farm.policy.situation import Priority
 from farm.report.model.format import duration
 
@@ -277,10 +277,7 @@ def resume(
     """
     from farm.store.store import open_store
 
-    if config.notify.is_set:
-        from farm.dispatch.notify.channels import hide_secrets
-
-        hide_secrets(config.notify.webhook, config.notify.mail)
+    take_secrets(config)
     with handling(interrupts) as handler, open_store(config.store_url) as store:
         run_id = store.runs.resolve(ref, unbegun=True)
         replay_results(run_id, config.run_folder(run_id), store)

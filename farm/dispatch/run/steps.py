@@ -43,6 +43,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def take_secrets(config: Config) -> None:
+    """Take the secrets of receivers out of the environment, before a process starts that would inherit them."""
+    # Without receivers no run imports their channels.
+    if config.notify.is_set:
+        from farm.dispatch.notify.channels import hide_secrets
+
+        hide_secrets(config.notify.webhook, config.notify.mail)
+
+
 def choose(config: Config, request: RunRequest, only: Collection[str] | None = None) -> tuple[Config, tuple[Job, ...]]:
     """Return the jobs that `request` selects, and `config` with its toolchain; `only` are ids of jobs, None for all.
 
@@ -57,10 +66,7 @@ def choose(config: Config, request: RunRequest, only: Collection[str] | None = N
     if only is not None:
         jobs = tuple(job for job in jobs if job.id in only)
     check_ready(jobs, request)
-    if config.notify.is_set:
-        from farm.dispatch.notify.channels import hide_secrets
-
-        hide_secrets(config.notify.webhook, config.notify.mail)
+    take_secrets(config)
     return config, jobs
 
 

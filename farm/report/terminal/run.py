@@ -181,7 +181,7 @@ def _virtual(summary: RunSummary, width: int) -> list[str]:
 
 
 def _details(summary: RunSummary) -> Iterator[str]:
-    """Yield what the verdicts do not show: DSP heap, refused frame rates, rates of generated text."""
+    """Yield lines beside the verdicts: DSP heap, refused frame rates, rates of generated text."""
     attempts = [job.attempt for job in summary.jobs if job.attempt is not None]
     rows = [row for attempt in attempts for row in attempt.measurements if row.metric == "dsp_heap_difference"]
     if kept := [sample for row in rows for sample in row.samples]:

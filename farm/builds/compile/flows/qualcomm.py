@@ -405,7 +405,7 @@ def _to_edge(graphs: Mapping[str, torch.nn.Module], lowering: Lowering, specs: l
     methods = lowering.methods
     passes_job = dep_table = None
     if features.split:
-        from farm.builds.compile.flows.split import split_passes  # ExecuTorch 1.3.1 has not what it imports
+        from farm.builds.compile.flows.split import split_passes  # its imports are missing in ExecuTorch 1.3.1
 
         passes_job, dep_table = split_passes(features.split)
     with refused_operators() as refused:

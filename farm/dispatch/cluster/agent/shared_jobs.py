@@ -62,8 +62,8 @@ class AgentLink:
     """Thread that sends heartbeats, listens for hints and claims shards, and records of the agent.
 
     A heartbeat is sent at an interval and at urgent hints; its answer carries requests to the agent. One claim serves
-    all devices of an SoC, and follows every hint of work. Any thread may call the methods; those that write to the
-    store, `stop_claims` and `close` may take a while.
+    all devices of an SoC, and follows every hint of work. Any thread may call the methods; writes to the store,
+    `stop_claims` and `close` may take a while.
 
     Claims, releases and heartbeats, each with its messages to the devices, happen one after the other: otherwise a late
     answer to a heartbeat would report a lease as lost that was claimed meanwhile, or take back a shard whose claim is
@@ -214,7 +214,7 @@ class AgentLink:
                     self._is_urgent = False
                     was_answered = self._send()
                     self._due_s = time.monotonic() + (self._heartbeat_s if was_answered else _RETRY_SECONDS)
-                # One claim at a time, as a heartbeat may come due meanwhile.
+                # The loop claims for one SoC at a time, as a heartbeat may come due meanwhile.
                 if (soc := self._due_soc()) is not None and self._is_claiming:
                     self._claim_for(soc)
 
