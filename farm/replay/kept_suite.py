@@ -34,10 +34,10 @@ from farm.report.model.format import first_of
 from farm.results.analysis.tolerances import suggest_limits
 from farm.results.attempt import Verdict
 from farm.store.artifacts import ArtifactStore, open_artifacts
-from farm.suites.edit import toml_limits, toml_value
 from farm.suites.manifests import suite_name
 from farm.suites.options import MANIFEST
 from farm.suites.suite import FORWARD, Case, Limits
+from farm.suites.toml_text import toml_value
 
 _VERSIONS = ("executorch", "qnn", "torch")
 # Limits for programs that repeat bit for bit, as for float32, above its rounding.
@@ -268,7 +268,7 @@ def _written(folder: Path, program: KeptProgram) -> str:
     ]
     lines += [f"compiled_with = {toml_value(dict(program.compiled_with))}"] if program.compiled_with else []
     if program.expected:
-        lines.append(f"tolerance = {{ {manifest.precision} = {{ fp32 = {toml_limits(program.limits)} }} }}")
+        lines.append(f"tolerance = {toml_value({manifest.precision: {'fp32': program.limits}})}")
     if manifest.generation is not None:
         generate = _generate(folder, program, manifest.generation)
         lines += [f"[case.{name}.generate]", *(f"{key} = {toml_value(value)}" for key, value in generate.items())]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from farm.base.errors import UnknownNameError
-from farm.base.files import write_atomically
-from farm.base.socs import PRECISIONS, load_socs
-from farm.cli.options import ListingGroup, configured, is_json, json_option, named
-from farm.cli.output import echo, notice, opened, print_json, show, width
+from farm.base.socs import load_socs
+from farm.cli.options import ListingGroup, configured, json_option, named
+from farm.cli.output import notice, opened, show, width
 from farm.report.terminal.layout import columns
 
 if TYPE_CHECKING:
@@ -91,73 +88,37 @@ def socs_command() -> None:
     show({"socs": socs}, columns(rows, right=(1, 3)))
 
 
-@suites_command.command("tune", short_help="Suggest limits for a case, as a diff.")
+@suites_command.command("tune", short_help="Suggest limits for a case.")
 @click.argument("case", callback=named, metavar="SUITE/CASE")
 @click.option("--run", "ref", metavar="RUN",
               help="Take the results of this run: latest, or an id; otherwise the newest of each job.")  # fmt: skip
-@click.option("--precision", "precisions", metavar="PRECISION", multiple=True,
-              help="Only these precisions; repeatable.")  # fmt: skip
-@click.option("--margin", type=click.FloatRange(0, 10), default=1.0, show_default=True, metavar="FACTOR",
-              help="Factor of the margin, which is the distance from worst to median.")  # fmt: skip
-@click.option("--looser", is_flag=True, help="Loosen limits as well, if the measurements violate them.")
-@click.option("--apply", "apply_it", is_flag=True, help="Write them into the manifest; comments stay.")
-@json_option("Print JSON instead of a diff.")
-def tune_command(
-    case: str, ref: str | None, precisions: tuple[str, ...], margin: float, *, looser: bool, apply_it: bool
-) -> None:
-    """Suggest limits for a case from its measurements, as a diff of its manifest.
+@json_option("Print JSON instead of tables for the manifest.")
+def tune_command(case: str, ref: str | None) -> None:
+    """Suggest limits for a case from its measurements, as tables for its manifest.
 
     Every SoC and backend with a result of the case counts, by its newest
     result; a limit holds for a precision, so the worst result decides. Check
     the figures before you take them: they show the present state, not the
-    correct one.
-
-    \b
-    farm suites tune my_suite/residual            the diff; nothing is written
-    farm suites tune my_suite/residual --apply    written
+    correct one. The tables replace those of the case; nothing is written.
 
     Exit codes: 0, also when there is nothing to change; 2 usage; 7 there
     is no result to take limits from.
     """
-    from farm.dispatch.request.tuning import TuneRequest, tune
-    from farm.suites.edit import with_tolerances
+    from farm.dispatch.request.tuning import tune
+    from farm.suites.toml_text import toml_value
 
-    unknown = [precision for precision in precisions if precision not in PRECISIONS]
-    if unknown:
-        raise UnknownNameError("precision", unknown[0], PRECISIONS)
-    request = TuneRequest(name=case, run=ref, precisions=precisions, margin=margin, looser=looser)
     with opened(readonly=True, existing=True) as (config, store):
-        tuning = tune(config, store, request)
+        tuning = tune(config, store, case, ref)
     for line in _lines(tuning):
         notice(line)
-    text, shown = tuning.manifest.read_text(encoding="utf-8"), _shown(tuning.manifest)
-    changed = with_tolerances(tuning.manifest, text, tuning.case, tuning.wanted, _comment(tuning))
-    diff = "".join(
-        difflib.unified_diff(
-            text.splitlines(keepends=True), changed.splitlines(keepends=True), fromfile=shown, tofile=shown
-        )
-    )
-    applied = apply_it and bool(diff)
-    if applied:
-        write_atomically(tuning.manifest, changed, mode=tuning.manifest.stat().st_mode & 0o777)
-    if is_json():
-        about = {"precisions": tuning.precisions, "left_out": tuning.left_out, "diff": diff, "applied": applied}
-        print_json({"manifest": str(tuning.manifest), "case": tuning.case, **about})
-        return
-    echo(diff, nl=False)
-    notice("nothing to change" if not diff else f"{shown}: {'written' if applied else 'nothing was written'}")
-
-
-def _shown(manifest: Path) -> str:
-    """Return the path relative to the current folder, as `patch` takes it, if it is below that folder."""
-    resolved = manifest.resolve()
-    return str(resolved.relative_to(Path.cwd()) if resolved.is_relative_to(Path.cwd()) else resolved)
-
-
-def _comment(tuning: Tuning) -> str:
-    """Return the origin of the limits for the manifest: without runs, which exist in one store only."""
-    places = (place.partition(" (")[0] for one in tuning.precisions for place in one.places)
-    return f"measured on {'; '.join(dict.fromkeys(places))}"
+    changed = [one for one in tuning.precisions if one.changes]
+    tables: list[str] = []
+    for one in changed:
+        places = dict.fromkeys(place.partition(" (")[0] for place in one.places)
+        tables.append(f"[case.{tuning.case}.tolerance.{one.precision}]  # measured on {'; '.join(places)}")
+        tables += [f"{reference} = {toml_value(limits)}" for reference, limits in one.written.items()]
+    show({"schema": 2, **msgspec.structs.asdict(tuning)}, tables)
+    notice(f"for {tuning.manifest}; nothing was written" if changed else "nothing to change")
 
 
 def _lines(tuning: Tuning) -> Iterator[str]:
@@ -176,9 +137,7 @@ def _limit_line(limit: SuggestedLimit) -> str:
     line = f"{limit.figure} against {limit.reference}: {of}, of {limit.observations}: {limit.suggested:.6g}{unit}"
     if not limit.would_loosen:
         return line if limit.now is None or limit.now == limit.suggested else f"{line}, tighter than {limit.now:.6g}"
-    if limit.written == limit.now:
-        return f"{line}, but {limit.now:.6g} stays, which is tighter: --looser writes it"
-    return f"{line}, LOOSER than {limit.now:.6g}"
+    return f"{line}, but {limit.now:.6g} stays, which is tighter"
 
 
 def _unmeasured(one: TunedPrecision) -> Iterator[str]:

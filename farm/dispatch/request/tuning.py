@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,23 +21,11 @@ from farm.suites.options import MANIFEST
 from farm.suites.suite import Case, Job, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from farm.base.config.settings import Config
     from farm.store.records import JobView, RunView
     from farm.store.store import Store
-
-
-class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of the user."""
-
-    name: str
-    """`suite/case`."""
-    run: str | None = None
-    """A run; None is the newest that has each job."""
-    precisions: tuple[str, ...] = ()
-    margin: float = 1.0
-    looser: bool = False
 
 
 class TunedPrecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,15 +44,10 @@ class TunedPrecision(msgspec.Struct, frozen=True, kw_only=True):
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """Suggestions for a case, and the omitted precisions."""
 
-    manifest: Path
+    manifest: str
     case: str
     precisions: tuple[TunedPrecision, ...]
     left_out: tuple[str, ...]
-
-    @property
-    def wanted(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Return the limits that change, by precision and reference."""
-        return {one.precision: one.written for one in self.precisions if one.changes}
 
 
 class _Measured(NamedTuple):
@@ -79,23 +63,23 @@ class _Measured(NamedTuple):
         return f"{view.soc}-{view.backend}{options}, {kinds.get(self.attempt.device, 'device')} (run {self.run.id})"
 
 
-def tune(config: Config, store: Store, request: TuneRequest) -> Tuning:
-    """Return the limits that the results of a case suggest.
+def tune(config: Config, store: Store, name: str, run: str | None) -> Tuning:
+    """Return the limits that the results of the case `name` suggest: of `run`, or without it the newest of each job.
 
     Raises UsageError for a case whose limits are another suite's, or that has no result that can be used, with why.
     """
-    manifest, case, suite = _find(config, request.name)
+    manifest, case, suite = _find(config, name)
     left_out: list[str] = []
-    measured = list(_measured(store, request, suite, case, left_out))
+    measured = list(_measured(store, run, suite, case, left_out))
     if not measured:
         why = f": {'; '.join(left_out)}" if left_out else ""
         raise NoHistoryError(
-            f"{request.name} has no result to take limits from{why}: run it first: "
-            f"{shlex.join(['farm', 'run', '--suite', request.name.rpartition('/')[0], '-k', case.name])} --soc SOC"
+            f"{name} has no result to take limits from{why}: run it first: "
+            f"{shlex.join(['farm', 'run', '--suite', name.rpartition('/')[0], '-k', case.name])} --soc SOC"
         )
     had = {one.view.precision for one in measured}
-    tuned = tuple(_tuned(case, one, measured, request) for one in (*PRECISIONS, READY) if one in had)
-    return Tuning(manifest=manifest, case=case.name, precisions=tuned, left_out=tuple(left_out))
+    tuned = tuple(_tuned(case, one, measured) for one in (*PRECISIONS, READY) if one in had)
+    return Tuning(manifest=str(manifest), case=case.name, precisions=tuned, left_out=tuple(left_out))
 
 
 def _find(config: Config, name: str) -> tuple[Path, Case, str]:
@@ -113,9 +97,9 @@ def _find(config: Config, name: str) -> tuple[Path, Case, str]:
     return manifest, case, suite.name
 
 
-def _measured(store: Store, request: TuneRequest, suite: str, case: Case, left_out: list[str]) -> Iterator[_Measured]:
+def _measured(store: Store, run: str | None, suite: str, case: Case, left_out: list[str]) -> Iterator[_Measured]:
     name = f"{suite}/{case.name}"
-    run_id = None if request.run is None else store.runs.resolve(request.run)
+    run_id = None if run is None else store.runs.resolve(run)
     try:
         names = store.history.job_names(name)
     except UnknownNameError:
@@ -125,9 +109,7 @@ def _measured(store: Store, request: TuneRequest, suite: str, case: Case, left_o
     views = {run_id: store.runs.view(run_id) for run_id in dict.fromkeys(runs.values())}
     for job_id, run_id in runs.items():
         for view in (one for one in views[run_id].jobs if one.id == job_id):
-            if request.precisions and view.precision not in request.precisions:
-                continue
-            if problem := _unusable(view, case, request.precisions):
+            if problem := _unusable(view, case):
                 left_out.append(f"{job_id} of run {run_id}: {problem}")
                 continue
             usable = [one for one in view.attempts if one.comparisons and one.verdict in _JUDGED]
@@ -139,10 +121,10 @@ def _measured(store: Store, request: TuneRequest, suite: str, case: Case, left_o
 _JUDGED = (Verdict.PASSED, Verdict.FAILED)
 
 
-def _unusable(view: JobView, case: Case, precisions: Collection[str]) -> str:
+def _unusable(view: JobView, case: Case) -> str:
     """Return why limits are not taken from a job; "" where they are."""
-    if view.precision not in precisions and runs_on_cpu(view.backend) and view.precision not in case.tolerances:
-        return f"{view.precision} has a limit without being named; --precision {view.precision} takes it all the same"
+    if runs_on_cpu(view.backend) and view.precision not in case.tolerances:
+        return f"{view.precision} has a default limit"
     job = Job(case, Target(view.soc, view.backend, view.precision, tuple(sorted(view.options.items()))))
     if view.case_version and view.case_version != case_versions([job])[job.id]:
         return "the case, or its code, has changed since"
@@ -151,22 +133,22 @@ def _unusable(view: JobView, case: Case, precisions: Collection[str]) -> str:
     return ""
 
 
-def _tuned(case: Case, precision: str, measured: list[_Measured], request: TuneRequest) -> TunedPrecision:
+def _tuned(case: Case, precision: str, measured: list[_Measured]) -> TunedPrecision:
     rows = [one for one in measured if one.view.precision == precision]
     tolerance = case.tolerance(precision)
     in_force = {reference: getattr(tolerance, reference) for reference in REFERENCES}
     observations = [one for row in rows for one in observed(row.attempt, row.place)]
     try:
-        limits = suggest_limits(observations, in_force, margin=request.margin, looser=request.looser)
+        limits = suggest_limits(observations, in_force)
     except ValueError as error:
-        raise UsageError(f"{request.name} at {precision}: {error}") from None
+        raise UsageError(f"{case.suite}/{case.name} at {precision}: {error}") from None
     suggested = {(one.reference, one.figure): one.written for one in limits}
     written = {}
     for reference, one in in_force.items():
         values = {
             figure.name: suggested.get((reference, figure.name), getattr(one, figure.name)) for figure in COMPARED
         }
-        if figures := {name: value for name, value in values.items() if value is not None}:
+        if figures := {name: value for name, value in values.items() if value is not None and math.isfinite(value)}:
             written[reference] = figures
     return TunedPrecision(
         precision=precision,

@@ -58,13 +58,11 @@ class SuggestedLimit(msgspec.Struct, frozen=True, kw_only=True):
         return self.now is not None and FIGURES[self.figure].breaks(self.suggested, self.now)
 
 
-def suggest_limits(
-    observations: Iterable[MeasuredOutput], in_force: Mapping[str, Limits], *, margin: float = 1.0, looser: bool = False
-) -> list[SuggestedLimit]:
+def suggest_limits(observations: Iterable[MeasuredOutput], in_force: Mapping[str, Limits]) -> list[SuggestedLimit]:
     """Return a limit for each deciding figure, in the order of figures: limits in force, and the default ones.
 
-    The margin is the distance of the worst value from the median, at least the figure's least margin, times `margin`. A
-    limit in force is loosened only with `looser`. Raises ValueError with the place for values that are not finite.
+    The margin is the distance of the worst value from the median, at least the figure's least margin. Raises ValueError
+    with the place for values that are not finite.
     """
     seen = list(observations)
     found = []
@@ -75,7 +73,7 @@ def suggest_limits(
             now = getattr(limits, figure.name)
             values = [(value, one.place) for one in mine for value in one.figures.get(figure.name, ())]
             if values and (now is not None or figure.name in usual):
-                found.append(_suggest(figure, reference, values, now, margin, looser=looser))
+                found.append(_suggest(figure, reference, values, now))
     return found
 
 
@@ -88,22 +86,14 @@ def _usual(reference: str, seen: Sequence[MeasuredOutput]) -> set[str]:
     return {"sqnr_db", "mismatch", "loss_db"} if is_quantized else {"sqnr_db", "mismatch", "peak"}
 
 
-def _suggest(
-    figure: Figure,
-    reference: str,
-    values: Sequence[tuple[float, str]],
-    now: float | None,
-    margin: float,
-    *,
-    looser: bool,
-) -> SuggestedLimit:
+def _suggest(figure: Figure, reference: str, values: Sequence[tuple[float, str]], now: float | None) -> SuggestedLimit:
     worst = figure.worst([value for value, _ in values])
     place = next(place for value, place in values if value == worst or math.isnan(value))
     if math.isnan(worst) or (math.isinf(worst) and not (figure.direction is Direction.HIGHER and worst > 0)):
         raise ValueError(f"{figure.word} against {reference} has no finite value on {place}: nothing can be suggested")
     median = statistics.median(value for value, _ in values)
-    limit = _limit(figure, worst, median, margin)
-    is_tighter = now is not None and not looser and figure.breaks(limit, now)
+    limit = _limit(figure, worst, median)
+    is_tighter = now is not None and figure.breaks(limit, now)
     return SuggestedLimit(
         reference=reference,
         figure=figure.name,
@@ -117,20 +107,20 @@ def _suggest(
     )
 
 
-def _limit(figure: Figure, worst: float, median: float, margin: float) -> float:
+def _limit(figure: Figure, worst: float, median: float) -> float:
     if math.isinf(worst):
         return _MOST_SQNR_DB
     spread = abs(median - worst) if math.isfinite(median) else 0.0
     if figure.near_one:
         error = 1.0 - worst
-        return 1.0 - _rounded_up(error + margin * max(error, spread))
+        return round(1.0 - _rounded_up(error + max(error, spread)), 12)
     if figure.name in _LEAST:
         least, step = _LEAST[figure.name]
-        room = margin * max(least, spread)
+        room = max(least, spread)
         if figure.direction is Direction.HIGHER:
             return min(_MOST_SQNR_DB, max(figure.least, round(math.floor((worst - room) / step) * step, 6)))
         return math.ceil((max(worst, 0.0) + room) / step) * step
-    return _rounded_up(worst + margin * max(_LEAST_SHARE * worst, spread))
+    return _rounded_up(worst + max(_LEAST_SHARE * worst, spread))
 
 
 def _rounded_up(value: float) -> float:
