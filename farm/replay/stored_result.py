@@ -24,7 +24,7 @@ from farm.builds.bundles.reuse import find_bundle_for
 from farm.builds.compile.protocol import BuildReply
 from farm.builds.runtime.runtime import LLAMA_RUNNER
 from farm.builds.toolchains.toolchain import Toolchain
-from farm.dispatch.device_run.artifacts import TOKENS, kept_outputs
+from farm.dispatch.device_run.artifacts import kept_outputs
 from farm.dispatch.request.profiling import Profile
 from farm.dispatch.request.records import changed_code, planned_jobs
 from farm.results.analysis.history import CONTENTS, changed_facts, side_of
@@ -58,8 +58,6 @@ class StoredResult(msgspec.Struct, frozen=True):
     """Kind of its device: `virtual` or `hardware`."""
     outputs: dict[str, str]
     """SHA-256 by file name, of the outputs that were kept."""
-    tokens: str = ""
-    """SHA-256 of its kept tokens; empty without them."""
 
     @property
     def place(self) -> tuple[int, str]:
@@ -175,29 +173,6 @@ def results_before(store: Store, stored: StoredResult) -> Iterator[StoredResult]
             yield _result(store, run, stored.view.id)
 
 
-def find_stored_results(store: Store, pattern: str, ref: str | None) -> tuple[list[StoredResult], list[str]]:
-    """Return the results that the jobs which `pattern` means have in run `ref`, or their newest ones, as they ran.
-
-    Beside it, why others have none. Raises UnknownNameError, UsageError where there is no result at all.
-    """
-    if ref is None:
-        runs = store.history.newest_runs(pattern)
-    else:
-        run_id = store.runs.resolve(ref, unbegun_named=True)
-        there = {view.id for view in store.runs.view(run_id).jobs}
-        runs = {name: run_id for name in store.history.job_names(pattern) if name in there}
-    found, missing = [], []
-    for name, run_id in runs.items():
-        try:
-            found.append(_result(store, store.runs.view(run_id), name))
-        except UsageError as error:
-            missing.append(str(error))
-    if not found:
-        why = missing[0] if missing else f"'farm history {pattern}' shows which runs have one"
-        raise NoHistoryError(f"{pattern} has no result{f' in run {ref}' if ref else ''}: {why}")
-    return found, missing
-
-
 class Results:
     """Results of many jobs in some runs, each of which is read once."""
 
@@ -216,9 +191,7 @@ def _result(store: Store, run: RunView, job_id: str) -> StoredResult:
     for number, attempt in reversed(list(enumerate(view.attempts, start=1))):
         if attempt.bundle_key and attempt.device in kinds:
             artifacts = [one for one in store.runs.artifacts(run.id, job_id) if one.attempt == number]
-            tokens = next((one.sha256 for one in reversed(artifacts) if one.kind == TOKENS), "")
-            kind = kinds[attempt.device]
-            return StoredResult(run, view, attempt, number, kind, kept_outputs(artifacts), tokens)
+            return StoredResult(run, view, attempt, number, kinds[attempt.device], kept_outputs(artifacts))
     last = view.attempts[-1].reason if view.attempts else "it was not begun"
     raise NoHistoryError(f"{job_id} was not executed in run {run.id}, so that nothing can be run again: {last}")
 
@@ -286,7 +259,7 @@ def find_bundle(config: Config, stored: StoredResult, job: Job, tools: Toolchain
 
     Raises UsageError with the differences, or for an invalid key, InfraError for a failing build.
     """
-    if (bundle := kept_bundle(config, stored)) is not None:
+    if (bundle := _kept_bundle(config, stored)) is not None:
         return bundle
     key = stored.attempt.bundle_key
     if changes := _changes(config, stored, job, tools):
@@ -297,7 +270,7 @@ def find_bundle(config: Config, stored: StoredResult, job: Job, tools: Toolchain
         )
     logger.info("the bundle %s is no longer in the cache: building it again, from the same code and versions", key[:12])
     build_bundle(config, job, key, tools, supervisor)
-    if (bundle := kept_bundle(config, stored)) is None:
+    if (bundle := _kept_bundle(config, stored)) is None:
         raise InfraError(
             f"the bundle {key[:12]} was built and is gone: check for a user or a job that prunes {config.cache_dir}"
         )
@@ -306,7 +279,7 @@ def find_bundle(config: Config, stored: StoredResult, job: Job, tools: Toolchain
 
 def stored_bundle(config: Config, stored: StoredResult, *, virtual: bool) -> Bundle:
     """Return the exact bundle of a result, compiled again where it is gone. Raises as `find_bundle`."""
-    if (bundle := kept_bundle(config, stored)) is not None:
+    if (bundle := _kept_bundle(config, stored)) is not None:
         return bundle
     from farm.builds.toolchains.selection import prepare
 
@@ -336,7 +309,7 @@ def find_made_bundle(config: Config, key: str) -> Bundle | None:
         return None
 
 
-def kept_bundle(config: Config, stored: StoredResult) -> Bundle | None:
+def _kept_bundle(config: Config, stored: StoredResult) -> Bundle | None:
     """Return the bundle of a result if it is still there.
 
     Raises UsageError where it was compiled anew since, to another program than the result is of.

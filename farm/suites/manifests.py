@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, cpu_backends
-from farm.base.errors import ConfigError, UnknownNameError, UsageError
+from farm.base.errors import ConfigError, UnknownNameError
 from farm.base.paths import data_folder, is_suite_path, require_inside
 from farm.base.socs import PRECISIONS, READY, load_socs
 from farm.base.toml_tables import read_table
@@ -181,13 +181,6 @@ def load_suite(
 
 def _has_files(case: _CaseTable, folder: Path) -> bool:
     return case.generate is None or all((folder / name).exists() for name in case.generate.files)
-
-
-def suite_name(folder: Path) -> str:
-    """Return the name of the suite that `folder` is to become. Raises UsageError where it cannot be one."""
-    if not _NAME.fullmatch(folder.absolute().name):
-        raise UsageError(f"{folder.name!r} is to be a suite's name: lower-case letters, digits and _, at most 64")
-    return folder.absolute().name
 
 
 def _refuse(manifest: Path, key: str, problems: Problems) -> None:

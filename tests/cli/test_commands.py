@@ -198,7 +198,6 @@ _MOST_TEXTS = 64
 # Text that names a command with some of its options, and is no call.
 NAMED = {
     "farm jobs bundle --compiled",
-    "farm jobs bundle --as-suite programs",
     "farm exec --option direct_mode=true",
 }
 # Complete call that needs no device -> inserted values, exit code and a part of the output.
@@ -378,7 +377,6 @@ def built() -> list[str]:
     return [
         purpose_of("shell", ["getprop", "x"]),
         jobs._compile_command(Job(JOB.case, target), "./my s/s", "1.5.1"),
-        jobs._run_command(Path("a b"), failed(), virtual=True),
         *commands_in("\n".join(debug_command._text(outcome, 0))),
         cell_steps._command(JOB.id, virtual=True),
         command_of(request),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from warm_torch import run_script
 from farm.builds.bundles.bundle import load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.replay.bundle_folder import write_bundle_folder
-from farm.suites.manifests import load_suite
-from farm.suites.prompts import expected_of, prompts_of, rolling_windows
+from farm.suites.prompts import rolling_windows
 from farm.suites.suite import Target
 
 # Cases that come from files: a checkpoint, an exported program, a ready .pte, inputs and outputs of a user.
@@ -340,85 +338,42 @@ def test_a_channels_last_bundle_folder_runs_by_its_instructions(home: FarmHome, 
     np.testing.assert_allclose(np.load(tmp_path / "out" / "output_0_0.npy"), np.load(models / "last_xnnpack.npy"))
 
 
-# `farm jobs bundle --as-suite`: programs of one toolchain as a suite, for the runtimes of others.
+# A program of another toolchain as a case that requires what it generated.
 
 
-PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]
-ON_CPU = ("--soc", "SM8650", "--virtual", "1")
-NIGHT = """
-[nightly]
-name = "old_programs"
-[[run]]
-socs = ["SM8650"]
-suites = ["./kept_decoder/"]
-backends = ["xnnpack"]
-virtual = 1
+OLD_DECODER = """
+[suite]
+name = "old"
+description = "d"
+[case.hybrid]
+pte = "hybrid.pte"
+compiled_with = { executorch = "1.4.1" }
+[case.hybrid.generate]
+prompts_file = "ids.json"
+expected_file = "tokens.json"
+new = 6
 """
 
 
-def generate(home: FarmHome, decoders: Path) -> list[list[int]]:
-    (home.cwd / "ids.json").write_text(json.dumps(PROMPTS))
-    program = str(decoders / "hybrid.pte")
-    done = home.json("exec", program, *ON_CPU, "--prompt", "ids.json", "--new", "6", timeout_s=300)
-    return [one["tokens"] for one in done["generated"]]
+def test_tokens_of_an_earlier_execution_are_required_of_a_ready_program(home: FarmHome, decoders: Path) -> None:
+    (suite := home.cwd / "old").mkdir()
+    (suite / "ids.json").write_text("[[1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]")
+    shutil.copyfile(decoders / "hybrid.pte", suite / "hybrid.pte")
+    (suite / "suite.toml").write_text(OLD_DECODER)
+    on_cpu = ("--soc", "SM8650", "--virtual", "1")
+    asked = ("--prompt", "old/ids.json", "--new", "6", "--output", "out")
+    home.farm("exec", "old/hybrid.pte", *on_cpu, *asked, timeout_s=300, code=0)
+    tokens = suite / "tokens.json"
+    shutil.move(home.cwd / "out" / "tokens.json", tokens)
+    run = ("run", *on_cpu, "--backend", "xnnpack", "--suite", "./old")
+    [job] = home.json(*run, timeout_s=300, code=0)["jobs"]
+    assert "compiled with executorch 1.4.1" in job["attempts"][0]["notes"]
 
-
-def test_what_a_program_generated_becomes_a_suite_that_requires_it(home: FarmHome, decoders: Path) -> None:
-    tokens = generate(home, decoders)
-    [entry] = home.json("jobs", "bundle", "exec/hybrid", "--as-suite", "kept_decoder")["cases"]
-    assert (entry["name"], entry["judged_by"]) == ("hybrid", "its past tokens")
-    [case] = load_suite(home.cwd / "kept_decoder" / "suite.toml").cases
-    assert [list(map(list, rows)) for rows in (prompts_of(case), expected_of(case))] == [PROMPTS, tokens]
-    assert (home.cwd / "kept_decoder" / case.pte).read_bytes() == (decoders / "hybrid.pte").read_bytes()
-
-    for words, output in (
-        (("--as-suite", "kept_decoder"), "kept_decoder is there already"),
-        (("--as-suite", "Kept-2"), "'Kept-2' is to be a suite's name"),
-        (("--as-suite", "kept_2", "--compiled"), "leave --to and --compiled out"),
-        ((), "name a folder: --to for the program, or --as-suite for a suite of it"),
-    ):
-        assert output in home.farm("jobs", "bundle", "exec/hybrid", *words, code=2).stderr
-
-
-@pytest.mark.whole
-def test_a_night_runs_programs_that_were_kept_and_fails_for_another_token(home: FarmHome, decoders: Path) -> None:
-    generate(home, decoders)
-    home.farm("jobs", "bundle", "exec/hybrid", "--as-suite", "kept_decoder", code=0)
-    (home.cwd / "nightly.toml").write_text(NIGHT)
-    night = home.farm("nightly", "nightly.toml", timeout_s=300, code=0)
-    assert "1 passed" in night.stdout
-
-    file = home.cwd / "kept_decoder" / "hybrid" / "tokens.json"
-    rows = json.loads(file.read_text())
+    rows = json.loads(tokens.read_text())
     rows[1][2] = (rows[1][2] + 1) % 24
-    file.write_text(json.dumps(rows))
-    other = home.farm("run", *ON_CPU, "--backend", "xnnpack", "--suite", "./kept_decoder", timeout_s=300, code=1)
+    tokens.write_text(json.dumps(rows))
+    other = home.farm(*run, timeout_s=300, code=1)
     assert f"prompt 1: token 3 is {(rows[1][2] - 1) % 24}, expected {rows[1][2]}" in other.stdout
-
-
-@pytest.mark.whole
-def test_outputs_that_were_kept_are_required_and_others_are_held_to_what_they_had(home: FarmHome) -> None:
-    home.farm("run", *ON_CPU, "--suite", "smoke", "-k", "add or conv2d", timeout_s=300, code=0)
-    home.farm("jobs", "rerun", "smoke/add", timeout_s=300, code=0)
-    kept = home.farm("jobs", "bundle", "smoke/*", "--as-suite", "kept_smoke", code=0)
-    for case, judge in (("add", "its past outputs"), ("conv2d", "the FP32 module, within the distance of that run")):
-        assert f"{case}: smoke/{case}[SM8650-htp-8a8w], judged by {judge}" in kept.stdout
-    table = tomllib.loads((home.cwd / "kept_smoke" / "suite.toml").read_text())["case"]
-    assert table["add"]["tolerance"] == {"8a8w": {"fp32": {"sqnr_db": 100.0, "mismatch": 0.0}}}
-    assert 20 < table["conv2d"]["tolerance"]["8a8w"]["fp32"]["sqnr_db"] < 60
-
-    now = home.farm("run", *ON_CPU, "--suite", "./kept_smoke", "--json", timeout_s=300, code=0)
-    made = table["add"]["compiled_with"]
-    note = f"compiled with executorch {made['executorch']}, qnn {made['qnn']}, torch {made['torch']}"
-    assert now.stdout.count(note) >= 2
-
-    # A single element of the kept output is moved by a quantization step.
-    file = home.cwd / "kept_smoke" / "add" / "expected_0_0.npy"
-    array = np.load(file)
-    array.ravel()[7] += np.ptp(array) / 255
-    np.save(file, array)
-    wrong = home.farm("run", *ON_CPU, "--suite", "./kept_smoke", "-k", "add", timeout_s=300, code=1)
-    assert "dB < 100 dB" in wrong.stdout
 
 
 # The suite of docs/start/my_operator.md, copied out of it, is planned and run; a case without a limit is refused.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farm.report.model.sections import OriginSum
     from farm.report.terminal.profile import JobChanges
     from farm.store.artifacts import ArtifactStore
-    from farm.store.records import ArtifactRecord, JobView, ProfileRecord
+    from farm.store.records import ArtifactRecord, ProfileRecord
     from farm.suites.suite import Job, Target
 
 
@@ -91,17 +91,13 @@ def _write(kept: ArtifactStore, files: Sequence[ArtifactRecord], folder: Path) -
 
 @click.command("bundle")
 @click.argument("job", callback=opt.named)
-@click.option("--to", "folder", type=opt.FOLDER, help="Folder for the bundle: a new or an empty one.")
-@click.option("--as-suite", "suite", type=opt.FOLDER, metavar="FOLDER",
-              help="Make a suite of the bundles of all jobs that match JOB.")  # fmt: skip
+@click.option("--to", "folder", required=True, type=opt.FOLDER, help="Folder for the bundle: a new or an empty one.")
 @click.option("--run", "ref", metavar="RUN", help="Bundle of this run: latest, latest~1 or an id.")
 @click.option("--compiled", is_flag=True,
               help="Bundle that JOB compiles to today, from the cache: of no run.")  # fmt: skip
 @opt.toolchain_option()
 @opt.json_option("Print the written files as JSON.")
-def bundle_command(
-    job: str, folder: Path | None, suite: Path | None, ref: str | None, toolchain: str, *, compiled: bool
-) -> None:
+def bundle_command(job: str, folder: Path, ref: str | None, toolchain: str, *, compiled: bool) -> None:
     """Copy the bundle of JOB into a folder: the .pte, inputs, references,
     and a README.md with the commands to run it by hand with qnn_executor_runner.
 
@@ -110,23 +106,12 @@ def bundle_command(
     in --run. With --compiled JOB is a whole id, and the bundle is the result of
     farm run --compile-only. Nothing is overwritten.
 
-    With --as-suite in place of --to the folder becomes a suite of those .pte
-    files with their outputs as references, so that farm nightly shows whether
-    later toolchains still run them. JOB may then match many jobs.
-
     \b
     Exit codes: 0 written; 2 usage; 4 the bundle could not be compiled again;
     7 no result, or its bundle is gone.
     """
     from farm.replay.bundle_folder import README, require_new, write_bundle_folder
 
-    if suite is not None:
-        if compiled or folder is not None:
-            raise UsageError("--as-suite takes bundles that ran: leave --to and --compiled out")
-        _keep(job, ref, suite, toolchain)
-        return
-    if folder is None:
-        raise UsageError("name a folder: --to for the program, or --as-suite for a suite of it")
     require_new(folder)
     if compiled and ref is not None:
         raise UsageError("--compiled takes no result of a run: leave out --compiled or --run")
@@ -134,41 +119,6 @@ def bundle_command(
     write_bundle_folder(bundle, job_id, target, about, folder)
     answer = {"job": job_id, "key": bundle.manifest.key, "folder": str(folder), "about": about}
     show(answer, [*about, f"{folder}: {README} has the commands to run it"])
-
-
-def _keep(job: str, ref: str | None, folder: Path, toolchain: str) -> None:
-    from farm.replay.bundle_folder import require_new
-    from farm.replay.kept_suite import keep_suite
-    from farm.replay.stored_result import find_stored_results
-
-    require_new(folder)
-    with opened(readonly=True, existing=True) as (config, store):
-        results, missing = find_stored_results(store, job, ref)
-    kept, left_out = keep_suite(config, results, folder, toolchain)
-    left_out = [*missing, *left_out]
-    first = kept[0].stored
-    again = _run_command(folder, first.view, virtual=first.kind == "virtual")
-    lines = [
-        *(f"{one.name}: {one.stored.view.id}, judged by {one.judged_by}" for one in kept),
-        *(f"left out: {reason}" for reason in left_out),
-        f"{folder}: {len(kept)} of {len(kept) + len(left_out)} jobs; run them: {again}",
-    ]
-    answer = {
-        "folder": str(folder),
-        "cases": [
-            {"name": one.name, "job": one.stored.view.id, "run": one.stored.run.id, "judged_by": one.judged_by,
-             "compiled_with": one.compiled_with}
-            for one in kept
-        ],
-        "left_out": left_out,
-    }  # fmt: skip
-    show(answer, lines)
-
-
-def _run_command(folder: Path, view: JobView, *, virtual: bool) -> str:
-    """Return the command that runs a kept suite."""
-    words = ["farm", "run", "--soc", view.soc, "--backend", view.backend, "--suite", f"{folder}/"]
-    return shlex.join([*words, *(["--virtual", "1"] if virtual else [])])
 
 
 def _compile_command(job: Job, suite: str, toolchain: str) -> str:

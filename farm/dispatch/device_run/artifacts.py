@@ -13,11 +13,10 @@ from farm.base.socs import find_soc
 from farm.base.text import reason_line
 from farm.builds.bundles.bundle import MANIFEST, Bundle
 from farm.devices.execution.liveness import collect_crash_logs
-from farm.devices.execution.raw import ETDUMP_FILE, RESULT_FILE
+from farm.devices.execution.raw import ETDUMP_FILE
 from farm.results.attempt import Attempt, Verdict
 from farm.results.outcome import explain_by_logs
 from farm.results.profile.etdump import ETDUMP_LIMIT
-from farm.results.runner_report import ReportError, read_report
 from farm.store.artifacts import ArtifactStore
 from farm.store.records import ArtifactRecord
 
@@ -36,8 +35,6 @@ OUTPUT = "output:"
 """Prefix of the kind of an output's artifact; its file name follows."""
 INPUT = "input:"
 """Prefix of the kind of an artifact that is an input, before its file name."""
-TOKENS = "tokens"
-"""Kind of the generated tokens of a passed attempt: token ids by prompt, as JSON."""
 
 _OUTPUTS = "output_*.raw"
 # Most bytes of all outputs of an attempt: a hundred times the outputs of a segmentation network.
@@ -98,9 +95,6 @@ class AttemptArtifacts:
                 kept.append(self._put(kind, path))
             except (FarmError, OSError) as error:
                 notes.append(reason_line(f"{path.name} is not kept: {error}"))
-        if bundle.manifest.generation is not None and attempt.verdict is Verdict.PASSED:
-            tokens, problems = self.keep_files(_tokens(folder, bundle.manifest.samples))
-            kept, notes = [*kept, *tokens], [*notes, *problems]
         if self.optrace is not None and attempt.verdict is Verdict.PASSED:
             from farm.devices.execution.optrace import collect_optrace
 
@@ -173,15 +167,6 @@ class AttemptArtifacts:
 
     def _put(self, kind: str, path: Path) -> ArtifactRecord:
         return ArtifactRecord(self._store.put(path), path.stat().st_size, kind)
-
-
-def _tokens(folder: Path, prompts: int) -> dict[str, bytes]:
-    """Return the tokens generated after each prompt in the first round, by the kind of their artifact."""
-    try:
-        report = read_report(folder / RESULT_FILE)
-    except (ReportError, OSError):
-        report = None
-    return {TOKENS: msgspec.json.encode([one.tokens for one in report.generated[:prompts]])} if report else {}
 
 
 def kept_outputs(artifacts: Iterable[ArtifactRecord]) -> dict[str, str]:
