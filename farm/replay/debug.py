@@ -97,7 +97,7 @@ class DebugOutcome(msgspec.Struct, frozen=True):
     report: Path
     """The HTML file."""
     files: dict[str, str] = {}
-    """SHA-256 of kept files by kind: for ExecuTorch's own tools, and the figures as CSV and as a graph."""
+    """SHA-256 of kept files by kind: for ExecuTorch's own tools, and the figures as CSV."""
 
 
 def debug(config: Config, request: DebugRequest) -> DebugOutcome:
@@ -276,15 +276,12 @@ class _Debug:
     def _kept_files(self, scratch: Path, written: Mapping[str, Written]) -> dict[str, Path | bytes]:
         """Return the kept files by kind: those for ExecuTorch's Inspector, and the figures."""
         from farm.report.formats.layers_csv import CSV_KIND, layers_csv
-        from farm.report.html.layer_graph import GRAPH_KIND, layer_graph
 
         files: dict[str, Path | bytes] = {"etrecord": scratch / ETRECORD}
         for part, one in written.items():
             files |= {f"{part}-etdump": Path(one.etdump), f"{part}-outputs": Path(one.outputs)}
         if self._layers:
-            diagnosis = diagnose(self._layers)
-            files[CSV_KIND] = layers_csv(self._layers, diagnosis).encode()
-            files[GRAPH_KIND] = layer_graph(self._layers, diagnosis)
+            files[CSV_KIND] = layers_csv(self._layers, diagnose(self._layers)).encode()
         return files
 
     def _compare(self, process: DebugProcess, written: Mapping[str, Written]) -> Ending:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 from collections.abc import Iterable
 from html import unescape
-from itertools import combinations
 from pathlib import Path
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -18,19 +15,9 @@ from report_pages import in_full
 from selenium.webdriver.chrome.webdriver import WebDriver
 
 from farm.builds.bundles.bundle import Generation
-from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep, LayerTensor, Score
+from farm.builds.program.layers import LayerStep
 from farm.report.formats.layers_csv import CSV_KIND, LayerPlace, shown_places
 from farm.report.formats.run_json import parse_json, render_json
-from farm.report.html.layer_graph import (
-    GRAPH_KIND,
-    HEIGHT,
-    MOST_ROWS,
-    ROW_PITCH,
-    WIDTH,
-    lay_out,
-    layer_graph,
-    shown_graphs,
-)
 from farm.report.html.page_of_run import ReportContext, render_html, write_html
 from farm.report.model.sections import (
     ROW_LIMITS,
@@ -45,7 +32,6 @@ from farm.report.model.summary import summarize
 from farm.report.terminal.profile import change_lines, changes, job_changes, profile_lines
 from farm.report.terminal.run import job_lines, render_summary
 from farm.results.attempt import Attempt, LayerComparison, Measurement, OperatorProfile, Stage, Verdict
-from farm.results.layers import diagnose
 from farm.results.measurements import rate_measurements, time_measurements
 from farm.results.runner_report import Generated, Inference, RunnerReport
 from farm.store.artifacts import ArtifactStore
@@ -54,7 +40,7 @@ from farm.suites.figures import Direction
 
 from .conftest import run_of
 
-# Profiles and layers as a reader sees them: tables, places and the graph, also with hostile names.
+# Profiles and layers as a reader sees them: tables and places, also with hostile names.
 
 
 def node(
@@ -147,101 +133,6 @@ def test_places_are_read_of_files_that_are_here_and_not_too_large(tmp_path: Path
     assert shown_places(records, store) == {
         "j": {"conv": LayerPlace("body", "net.py:7", "aten.conv2d.default", "conv@0")}, "older": {},
     }  # fmt: skip
-
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def layer(name: str, *inputs: str, db: float = 41.0, operator: str = "aten.add.Tensor") -> Layer:
-    gaps = {LayerStep.COMPILER: Gap(1e-5, db, 0.99, 20.0)}
-    return Layer(name, operator, inputs, gaps, None, LayerTensor(1, None, 0, (1, 8), "uint8", 0.1, 3))
-
-
-def drawn(layers: list[Layer]) -> ElementTree.Element:
-    return ElementTree.fromstring(layer_graph(layers, diagnose(layers)))  # noqa: S314 - made right here
-
-
-def transformer(blocks: int) -> dict[str, list[str]]:
-    """Blocks with a way around them, heads beside each other, and a mask that all of them read."""
-    reads: dict[str, list[str]] = {"mask": [], "x0": []}
-    for block in range(blocks):
-        heads = [f"head{block}_{number}" for number in range(4)]
-        reads[f"norm{block}"] = [f"x{block}"]
-        reads |= {head: [f"norm{block}", "mask"] for head in heads}
-        reads[f"cat{block}"] = heads
-        reads[f"mlp{block}"] = [f"cat{block}"]
-        reads[f"x{block + 1}"] = [f"mlp{block}", f"x{block}"]
-    return reads
-
-
-def test_three_hundred_layers_stand_apart_each_below_what_it_reads_and_connected_with_it_or_names_it() -> None:
-    reads = transformer(38)
-    layout = lay_out(reads)
-    assert len(layout.boxes) > 300
-    assert layout == lay_out(reads)
-    assert max(x for x, _ in layout.boxes.values()) + WIDTH < 2000, "it fits a screen"
-    for (x, y), (other, other_y) in combinations(layout.boxes.values(), 2):
-        assert y != other_y or abs(x - other) >= WIDTH
-    lines = {tuple((round(x, 3), y) for x, y in (line[0], line[-1])) for line in layout.lines}
-    for name, sources in reads.items():
-        x, y = layout.boxes[name]
-        for source in sources:
-            above_x, above_y = layout.boxes[source]
-            assert above_y < y
-            begin = (round(above_x + WIDTH / 2, 3), above_y + HEIGHT)
-            assert ((begin, (round(x + WIDTH / 2, 3), y)) in lines) != (source in layout.named.get(name, []))
-    for line in layout.lines:
-        for x, y in line[1:-1]:
-            assert all(x > box_x + WIDTH for box_x, box_y in layout.boxes.values() if box_y <= y <= box_y + HEIGHT)
-    # A line that would cross the whole graph is replaced by a name.
-    assert layout.named["head37_0"] == ["mask"]
-    longest = MOST_ROWS * ROW_PITCH
-    assert all(last[1] - first[1] <= longest for first, last in lines)
-
-
-def test_a_layer_that_diverges_is_seen_and_the_others_have_their_colour() -> None:
-    valid = Gap(0.1, 3.0, 0.9, scores={"cos": Score(0.97, True)})
-    layers = [
-        Layer("x", INPUT, (), {}), layer("good", "x"), layer("wrong", "good", db=9.0),
-        Layer("judged", "aten.relu.default", ("wrong",), {LayerStep.DEVICE: valid}),
-        layer("equal", "judged", db=math.inf),
-    ]  # fmt: skip
-    root = drawn(layers)
-    groups = {
-        group.findtext(f"{SVG}text"): group for group in root.iter(f"{SVG}g") if group.find(f"{SVG}title") is not None
-    }
-    hues = {name: group[1].get("fill", "") for name, group in groups.items()}
-    assert hues["good"] == hues["equal"] == hues["judged"]
-    assert hues["wrong"].startswith("hsl(0 ")
-    assert not hues["x"].startswith("hsl")
-    assert [name for name, group in groups.items() if group[1].get("stroke-width")] == ["wrong"]
-    # Figures of a user's comparator are marked apart from farm's own figures, also with equal names.
-    assert "cosine 0.9, MSE 0.1, metric cos 0.97" in (groups["judged"].findtext(f"{SVG}title") or "")
-    words = " ".join(" ".join(text.text or "" for text in root.iter(f"{SVG}text")).split())
-    for shown in ("C 9.0 dB ✗ compiler", "uint8 1x8 #0", "D cos 0.97", "not compared", "C equal"):
-        assert shown in words
-    for few in ([], [layer("alone")]):
-        assert drawn(few).tag == f"{SVG}svg"
-
-
-def test_names_are_text_whatever_is_in_them() -> None:
-    name = "</text><script>alert('x')</script>&\x00\x1b[31m\u202e"
-    layers = [layer(name, operator="<image href='javascript:x'/>"), layer("b", name)]
-    root = drawn(layers)
-    assert {element.tag.removeprefix(SVG) for element in root.iter()} == {
-        "svg", "g", "rect", "text", "title", "polyline", "polygon", "marker",
-    }  # fmt: skip
-    assert any("<script>" in (text.text or "") for text in root.iter(f"{SVG}text"))
-
-
-def test_a_page_shows_a_graph_as_an_image_which_runs_no_script(tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path)
-    hostile = b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
-    kept = ArtifactRecord(store.put(hostile), len(hostile), GRAPH_KIND)
-    elsewhere = ArtifactRecord("0" * 64, 10, GRAPH_KIND)
-    other = ArtifactRecord(store.put(b"cycles"), 6, "etdump")
-    shown = shown_graphs({"job": [other, kept], "gone": [elsewhere]}, store)
-    assert shown == {"job": "data:image/svg+xml;base64," + base64.b64encode(hostile).decode()}
 
 
 @pytest.mark.parametrize(

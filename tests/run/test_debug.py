@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import json
 import math
@@ -102,9 +101,9 @@ def test_the_layers_of_a_method_are_compared(home: FarmHome) -> None:
 
 @pytest.mark.whole
 def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite: Path) -> None:
-    table, graph = home.cwd / "layers.csv", home.cwd / "layers.svg"
-    written = ("--csv-file", str(table), "--svg", str(graph))
-    done = home.farm("debug", f"{suite}/broken[SM8650-htp-8a8w]", "--virtual", *written, timeout_s=300, code=1)
+    table = home.cwd / "layers.csv"
+    asked = ("--virtual", "--csv-file", str(table))
+    done = home.farm("debug", f"{suite}/broken[SM8650-htp-8a8w]", *asked, timeout_s=300, code=1)
     lines = done.stdout.splitlines()
     assert "first divergence: aten_convolution_default_1 (aten.convolution.default)" in lines
     assert any(line.startswith("likely cause: compiler (SQNR ") for line in lines)
@@ -128,11 +127,9 @@ def test_a_broken_layer_is_named_with_its_cause_everywhere(home: FarmHome, suite
     assert (marked.layer, marked.step) == ("aten_convolution_default_1", LayerStep.COMPILER)
     kept = home.json("show", "wrong/broken")["files"]
     files = {file["kind"]: Path(file["path"]) for file in kept}
-    assert files.keys() == {"etrecord", "simulator-etdump", "simulator-outputs", "layers.csv", "layers.svg"}
+    assert files.keys() == {"etrecord", "simulator-etdump", "simulator-outputs", "layers.csv"}
     assert files["layers.csv"].read_text() == table.read_text()
-    assert files["layers.svg"].read_bytes() == graph.read_bytes()
-    page = (home.state / "runs" / view.id / "report.html").read_text()
-    assert f'<img src="data:image/svg+xml;base64,{base64.b64encode(graph.read_bytes()).decode()}"' in page
+    assert "aten_convolution_default_1" in (home.state / "runs" / view.id / "report.html").read_text()
     assert not list((home.cache / "virtual").glob("debug-*"))
 
 

@@ -1,6 +1,6 @@
 """Steps of a nightly cell after its run, within a time.
 
-`debug_failures`: the first wrong layer, with its picture, of each new numeric failure.
+`debug_failures`: the first wrong layer of each new numeric failure.
 `confirm_suspected`: suspected regressions by interleaved pairs.
 """
 
@@ -21,7 +21,7 @@ from farm.base.interrupts import INTERRUPTED
 from farm.base.log_setup import only_warnings
 from farm.base.text import one_line
 from farm.dispatch.nightly.nightly_run import write_page
-from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote, write_whole
+from farm.dispatch.nightly.record import CellResult, DebuggedJob, Findings, JobNote
 from farm.dispatch.request.records import config_of_run
 from farm.dispatch.request.request import RunRequest
 from farm.replay.debug import DebugOutcome, DebugRequest, debug, describe, with_layers
@@ -34,7 +34,7 @@ from farm.suites.suite import Job
 logger = logging.getLogger(__name__)
 
 FOLDER = "debug"
-"""Folder of pages and pictures, in the folder of a nightly run."""
+"""Folder of pages, in the folder of a nightly run."""
 _REASON_CHARS = 300
 # A shorter time is over before the compiler process has started.
 _LEAST_SECONDS = 1.0
@@ -45,7 +45,7 @@ def debug_failures(
 ) -> tuple[DebuggedJob, ...]:
     """Return a line for each job of a cell's run that newly fails by numerics; the first `most` are debugged.
 
-    `request` is the cell's, `end_s` the end of the time on the clock of `time.monotonic`; pages and pictures go into
+    `request` is the cell's, `end_s` the end of the time on the clock of `time.monotonic`; pages go into
     `folder`. Raises KeyboardInterrupt, StoreError, InfraError for a page that cannot be written.
     """
     with open_store(config.store_url, readonly=True) as store:
@@ -142,9 +142,7 @@ def _debug(config: Config, job: Job, *, virtual: bool, until_s: float, wait_s: f
 
 
 def _outcome(config: Config, outcome: DebugOutcome, job: Job, folder: Path, name: str) -> tuple[DebuggedJob, str]:
-    """Write page and picture of a debug session; return its finding, and the problem of a session without one."""
-    from farm.report.html.layer_graph import layer_graph, layers_around
-
+    """Write the page of a debug session; return its finding, and the problem of a session without one."""
     page = folder / FOLDER / f"{name}.html"
     write_page(config, outcome.run_id, page)
     found = DebuggedJob(job.id, "", run_id=outcome.run_id, report=f"{FOLDER}/{page.name}")
@@ -154,12 +152,9 @@ def _outcome(config: Config, outcome: DebugOutcome, job: Job, folder: Path, name
         problem = attempt.reason if attempt is not None else "nothing was recorded"
         return msgspec.structs.replace(found, reason=f"no layer diverges{sample}"), problem
     layer = next(one for one in outcome.layers if one.name == first.layer)
-    picture = page.with_suffix(".svg")
-    write_whole(picture, layer_graph(layers_around(outcome.layers, first.layer), outcome.diagnosis))
     places = [text for text in (f"module {layer.module}" if layer.module else "", layer.source) if text]
     reason = f"{describe(first)}; in {', '.join(places)}" if places else describe(first)
-    made = msgspec.structs.replace(found, reason=reason, layer=first.layer, picture=f"{FOLDER}/{picture.name}")
-    return made, ""
+    return msgspec.structs.replace(found, reason=reason, layer=first.layer), ""
 
 
 def confirm_suspected(config: Config, run_id: str, budget_s: float | None) -> Findings:

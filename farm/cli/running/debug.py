@@ -42,15 +42,12 @@ _NAME = WIDTH - 2 * _FIGURES
 @click.option("--operators", is_flag=True,
               help="List layers with operators ahead of time and at run time, module and line as well.")  # fmt: skip
 @click.option("--csv-file", "csv_file", type=opt.OUTPUT_FILE, help="Write the figures here too.")
-@click.option("--svg", "svg_file", type=opt.OUTPUT_FILE,
-              help="Write the graph, with layers coloured by error, here too.")  # fmt: skip
 @opt.toolchain_option()
 @opt.json_option("Print everything as JSON instead of a table.")
 def command(
     job: str,
     metrics: tuple[str, ...],
     csv_file: Path | None,
-    svg_file: Path | None,
     toolchain: str,
     *,
     virtual: bool,
@@ -92,19 +89,10 @@ def command(
     )
     outcome = debug(use_toolchain(config, toolchain), request)
     show(_data(outcome, sample), _text(outcome, sample, operators=operators))
-    for kind, file in (("csv", csv_file), ("svg", svg_file)):
-        if file is not None:
-            write_file(file, _file(outcome, kind))
-            echo(f"{kind}: {file}", err=True)
+    if csv_file is not None:
+        write_file(csv_file, layers_csv(outcome.layers, outcome.diagnosis))
+        echo(f"csv: {csv_file}", err=True)
     return outcome.exit_code
-
-
-def _file(outcome: DebugOutcome, kind: str) -> str:
-    from farm.report.html.layer_graph import layer_graph
-
-    if kind == "csv":
-        return layers_csv(outcome.layers, outcome.diagnosis)
-    return layer_graph(outcome.layers, outcome.diagnosis).decode()
 
 
 def _text(outcome: DebugOutcome, sample: int, *, operators: bool = False) -> list[str]:

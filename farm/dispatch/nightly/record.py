@@ -42,8 +42,6 @@ class DebuggedJob(JobNote, frozen=True):
     """Run of `farm debug`; empty if it did not begin."""
     report: str = ""
     """Path of its page, below the folder of the nightly run."""
-    picture: str = ""
-    """Path of the picture of the first wrong layer and its neighbours, below the folder of the nightly run."""
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -119,7 +117,7 @@ class NightlyRun(msgspec.Struct, frozen=True, kw_only=True):
     report: str = ""
     """Path of its page."""
     report_url: str = ""
-    schema: int = 1
+    schema: int = 2
 
     @property
     def is_done(self) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from farm.dispatch.nightly.record import (
 )
 from farm.dispatch.notify.channels import slack_text
 from farm.report.formats.github import escaped, table, workflow_commands
-from farm.report.html.layer_graph import image_address
 from farm.report.html.templates import render_page
 from farm.report.model import format as fmt
 
@@ -121,37 +119,12 @@ def write_pages(nightly_run: NightlyRun, known: Iterable[NightlyRun], reports: P
     Raises InfraError.
     """
     earlier = [one for one in known if one.started_ms < nightly_run.started_ms and one.code is not None]
-    pictures = _pictures(nightly_run, reports / nightly_run.id)
-    write_whole(
-        reports / nightly_run.id / "index.html", render_nightly_run(nightly_run, earlier, "", "../", pictures).encode()
-    )
-    write_whole(
-        reports / "index.html", render_nightly_run(nightly_run, earlier, f"{nightly_run.id}/", "", pictures).encode()
-    )
+    write_whole(reports / nightly_run.id / "index.html", render_nightly_run(nightly_run, earlier, "", "../").encode())
+    write_whole(reports / "index.html", render_nightly_run(nightly_run, earlier, f"{nightly_run.id}/", "").encode())
 
 
-def _pictures(nightly_run: NightlyRun, folder: Path) -> dict[str, str]:
-    """Return the pictures of first wrong layers, by their path in `folder`, as addresses of images."""
-    found = {}
-    for one in nightly_run.debugged:
-        # A missing picture does not keep the page from being written.
-        with contextlib.suppress(OSError):
-            if one.picture:
-                found[one.picture] = image_address((folder / one.picture).read_bytes())
-    return found
-
-
-def render_nightly_run(
-    nightly_run: NightlyRun,
-    earlier: Iterable[NightlyRun],
-    here: str,
-    nightly_runs: str,
-    pictures: Mapping[str, str] = {},
-) -> str:
-    """Return the page; links to its runs begin with `here`, links to other nightly runs with `nightly_runs`.
-
-    `pictures` has addresses of images by the path of a picture.
-    """
+def render_nightly_run(nightly_run: NightlyRun, earlier: Iterable[NightlyRun], here: str, nightly_runs: str) -> str:
+    """Return the page; links to its runs begin with `here`, links to other nightly runs with `nightly_runs`."""
     return render_page(
         "nightly_run.html.j2",
         nightly_run=nightly_run,
@@ -163,7 +136,6 @@ def render_nightly_run(
         here=here,
         nightly_runs=nightly_runs,
         most=_PAGE_JOBS,
-        pictures=pictures,
     )
 
 

@@ -366,7 +366,6 @@ def report_context(
 ) -> ReportContext:
     """Return the context of a run in the store; `links` has the links of a page to artifacts, by hash."""
     from farm.report.formats.layers_csv import shown_places
-    from farm.report.html.layer_graph import shown_graphs
     from farm.report.html.page_of_run import ReportContext
     from farm.report.model.sections import heap_rows
 
@@ -378,7 +377,6 @@ def report_context(
         background=background,
         links=links(background),
         heap=heap_rows(view, store.history.pasts_of_run(view.id)) if "heap" in view.fingerprint else (),
-        graphs=shown_graphs(background.artifacts, artifacts),
         places=shown_places(background.artifacts, artifacts),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from farm.builds.program.layers import Gap, Layer, LayerStep
@@ -94,21 +94,13 @@ def shown_places(
     artifacts: Mapping[str, Iterable[ArtifactRecord]], store: ArtifactStore
 ) -> dict[str, dict[str, LayerPlace]]:
     """Return the places of layers by job id, from layer files on this machine of up to 8 MiB."""
-    return {
-        job_id: read_places(content.decode(errors="replace"))
-        for job_id, content in kept_files(artifacts, store, CSV_KIND, _SHOWN_BYTES)
-    }
-
-
-def kept_files(
-    artifacts: Mapping[str, Iterable[ArtifactRecord]], store: ArtifactStore, kind: str, most_bytes: int
-) -> Iterator[tuple[str, bytes]]:
-    """Yield job id and content of the files of a kind that are on this machine and not too large."""
+    found = {}
     for job_id, records in artifacts.items():
         for record in records:
-            path = store.find(record.sha256) if record.kind == kind and record.size <= most_bytes else None
-            if path is not None and path.stat().st_size <= most_bytes:
-                yield job_id, path.read_bytes()
+            path = store.find(record.sha256) if record.kind == CSV_KIND and record.size <= _SHOWN_BYTES else None
+            if path is not None and path.stat().st_size <= _SHOWN_BYTES:
+                found[job_id] = read_places(path.read_text(encoding="utf-8", errors="replace"))
+    return found
 
 
 def _own(name: str) -> tuple[str, str]:

@@ -151,8 +151,6 @@ class ReportContext(msgspec.Struct, frozen=True):
     """Links from the page to the artifacts on this machine, by hash."""
     heap: tuple[HeapRow, ...] = ()
     """DSP heap of the jobs of a run with --heap, and of their earlier runs."""
-    graphs: dict[str, str] = {}
-    """Graph of the layers as the address of an image, by job id."""
     places: dict[str, dict[str, LayerPlace]] = {}
     """Places of layers in the model and at run time by layer name, by job id."""
 
@@ -298,7 +296,6 @@ def render_html(view: RunView, context: ReportContext | None = None, *, home: st
         debugged=layers,
         generated=generated,
         shown_jobs=SHOWN_JOBS,
-        graphs=context.graphs,
         layer_places=context.places,
         outcomes=list(Outcome),
         log_limit=_log_limit(summary),
