@@ -247,8 +247,6 @@ def test_behind_a_machine_with_ssh_and_over_a_tunnel_that_breaks(
         assert f"'farm devices connect {NAME}'" in done.stderr
         with Connected(home, servers, NAME) as connected:
             assert servers.adb("-s", connected.name, "shell", "exit 6").returncode == 6
-            # A reverse forward would end at a port of the other machine.
-            assert servers.adb("-s", connected.name, "reverse", "tcp:7007", "tcp:7008").returncode != 0
             board.stop()
             board.start()
             until(lambda: servers.adb("-s", connected.name, "shell", "exit 6").returncode == 6)

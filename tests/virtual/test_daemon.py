@@ -152,15 +152,13 @@ def test_by_hand_it_prints_one_line_and_ends_when_told_and_has_its_folder_alone(
 
 
 def test_bad_arguments_are_one_line(
-    device: Attached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "umask", lambda _: 0)
     for words, message in (
         (["--soc", "SM865O"], "did you mean 'SM8650'"),
         (["--soc", "../SM8650"], "unknown SoC"),
         (["--soc", "SM8650", "--serial", "phone"], "begins with virtual-"),
-        (["--soc", "SM8650", "--port", "99999"], "port"),
-        (["--soc", "SM8650", "--port", str(_port(device))], "Address already in use"),
     ):
         monkeypatch.setattr(sys, "argv", ["virtual", "--root", str(tmp_path / "x"), *words])
         assert main() == 2

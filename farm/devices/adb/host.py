@@ -38,19 +38,7 @@ _LINE = re.compile(rf"(.+) +({_STATES}|no permissions)( ?[(;].*?)?((?: [a-z_]+:\
 
 _HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
 
-# Linux alone has it; elsewhere an option that does no harm.
-_QUICKACK = getattr(socket, "TCP_QUICKACK", socket.TCP_NODELAY)
-
 _Answer = TypeVar("_Answer")
-
-
-def acknowledge(stream: socket.socket) -> None:
-    """Acknowledge data of an adb server at once.
-
-    The server holds a second small write back until the first is acknowledged, which Linux delays by 40 ms. Linux
-    drops the option after a while, so that each read needs this call.
-    """
-    stream.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
 
 
 class Attached(NamedTuple):

@@ -51,6 +51,19 @@ def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
+# Linux alone has it; elsewhere an option that does no harm.
+_QUICKACK = getattr(socket, "TCP_QUICKACK", socket.TCP_NODELAY)
+
+
+def acknowledge(stream: socket.socket) -> None:
+    """Acknowledge data of an adb server at once.
+
+    The server holds a second small write back until the first is acknowledged, which Linux delays by 40 ms. Linux
+    drops the option after a while, so that each read needs this call.
+    """
+    stream.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+
+
 # adb's sync protocol, version 1 and the v2 stat records: what both ends of it share.
 #
 # A message is a 4-byte id and a little-endian u32. Source: SYNC.TXT and file_sync_protocol.h of AOSP's

@@ -23,8 +23,8 @@ from pathlib import Path, PurePosixPath
 
 from farm.base.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, InfraError
 from farm.base.text import clean_text, says_full
-from farm.devices.adb.host import AdbHost, acknowledge
-from farm.devices.adb.protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames, environment_with
+from farm.devices.adb.host import AdbHost
+from farm.devices.adb.protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames, acknowledge, environment_with
 from farm.devices.adb.server import suitable_adb
 from farm.devices.device import AdbAddress
 from farm.devices.files import MinThroughput, local_errors, replacing

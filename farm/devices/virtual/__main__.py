@@ -26,9 +26,9 @@ from farm.devices.virtual.tree import BUILDS, DeviceTree, device_properties
 _SERIAL = re.compile(rf"{VIRTUAL_PREFIX}[A-Za-z0-9_-]{{1,48}}")
 
 
-async def _serve(tree: DeviceTree, arguments: argparse.Namespace, serial: str) -> None:
+async def _serve(tree: DeviceTree, serial: str) -> None:
     daemon = Daemon(tree, tree.properties)
-    with contextlib.closing(Port(arguments.port)) as port:
+    with contextlib.closing(Port()) as port:
         serving = asyncio.create_task(daemon.serve(port, port.listen()))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -55,7 +55,6 @@ def main() -> int:
     parser.add_argument("--root", type=Path, required=True, help="folder of the device's files")
     parser.add_argument("--soc", required=True, help="SoC to simulate, such as SM8650")
     parser.add_argument("--serial", help=f"serial, such as {VIRTUAL_PREFIX}SM8650-0")
-    parser.add_argument("--port", type=int, default=0, help="loopback port, 0 for a free one")
     parser.add_argument(
         "--build",
         choices=BUILDS,
@@ -74,8 +73,8 @@ def main() -> int:
         tree = DeviceTree(arguments.root, properties)
         # Umask of adbd; no other user can enter the folder.
         os.umask(0)
-        asyncio.run(_serve(tree, arguments, serial))
-    except (FarmError, OSError, ValueError, OverflowError) as error:
+        asyncio.run(_serve(tree, serial))
+    except (FarmError, OSError, ValueError) as error:
         sys.stderr.write(f"python -m farm.devices.virtual: {error}\n")
         return 2
     return 0

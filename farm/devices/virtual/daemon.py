@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,46 +17,33 @@ from farm.devices.adb.protocol import LinkThrottle, PacketLink
 from farm.devices.virtual.faults import Fault, control_address
 from farm.devices.virtual.injection import Injection
 from farm.devices.virtual.shell import Commands, serve_shell
-from farm.devices.virtual.streams import (
-    HostConnection,
-    Reverse,
-    Service,
-    Stream,
-    cancelled,
-    carry,
-    connect,
-    is_socket,
-    listening,
-)
+from farm.devices.virtual.streams import HostConnection, Service, Stream, cancelled, carry
 from farm.devices.virtual.sync import SyncSession
 from farm.devices.virtual.tree import ROOT_PROPERTY, DeviceTree
 
-# Features that adb 36 uses; sendrecv_v2 is left out, as compression has no use on loopback. With remount_shell,
-# `adb remount` is a command with an exit code.
-FEATURES = "shell_v2,stat_v2,ls_v2,fixed_push_mkdir,remount_shell"
+# Features that adb 36 uses; sendrecv_v2 is left out, as compression has no use on loopback.
+FEATURES = "shell_v2,stat_v2,ls_v2,fixed_push_mkdir"
 _BANNER = ("ro.product.name", "ro.product.model", "ro.product.device")
 _LOOPBACK = "127.0.0.1"
-_CONTROL_BACKLOG = 4
+_BACKLOG, _CONTROL_BACKLOG = 16, 4
+# Sockets of the device that `adb forward` reaches: ports of this machine.
+_PORT = re.compile(r"tcp:(?:localhost:)?([0-9]{1,5})")
 # A phone needs a minute; a virtual reboot need not wait as long.
 _REBOOT_SECONDS = 1.0
 # Modes of `adb reboot MODE` without a virtual counterpart. Other texts are reasons of an ordinary boot, as on Android.
 _NO_MODES = {"bootloader", "recovery", "sideload", "sideload-auto-reboot", "fastboot", "edl", "download"}
-_TCP_PORT_PROPERTY = "service.adb.tcp.port"
 
 
 class Port:
     """Port on loopback that stays reserved for this device between listeners."""
 
-    def __init__(self, number: int) -> None:
-        """Take `number`, 0 for a free one. Raises OSError."""
+    def __init__(self) -> None:
+        """Take a free port. Raises OSError."""
         self._holder = socket.socket()
         try:
-            # Connections of an earlier life may linger on the port.
-            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._holder.bind((_LOOPBACK, number))
-            # From now on only a listener of this user may share the port: with SO_REUSEADDR on the holder, any local
-            # user could listen here during a reboot, and the adb server would use that listener as the device.
-            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            self._holder.bind((_LOOPBACK, 0))
+            # Only a listener of this user may share the port: with SO_REUSEADDR on the holder, any local user could
+            # listen here during a reboot, and the adb server would use that listener as the device.
             self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         except BaseException:
             self._holder.close()
@@ -64,7 +52,9 @@ class Port:
 
     def listen(self) -> socket.socket:
         """Return a socket that listens, without blocking. Raises OSError."""
-        return listening(socket.AF_INET, (_LOOPBACK, self.number), socket.SO_REUSEPORT)
+        listener = socket.create_server((_LOOPBACK, self.number), backlog=_BACKLOG, reuse_port=True)
+        listener.setblocking(False)
+        return listener
 
     async def listen_again(self) -> socket.socket:
         """Do what `listen` does, once there are descriptors for it."""
@@ -141,8 +131,6 @@ class Daemon:
         self.faults = Injection(tree, self._throttle, self, properties["ro.serialno"])
         """Faults of the device."""
         self._commands = Commands(tree)
-        self._reverse = Reverse()
-        self._next_port: Port | None = None
         self._restarting = False
         self._reason = "reboot"
         self._leaving: asyncio.Future[Any] | None = None
@@ -159,10 +147,7 @@ class Daemon:
                 with listener:
                     await self._serve_until_gone(listener)
                 await self._end_all()
-                if self._next_port is not None:
-                    port.close()
-                    port, self._next_port = self._next_port, None
-                elif (leaving := self._leaving) is not None:
+                if (leaving := self._leaving) is not None:
                     await self._away(leaving)
                 listener = await port.listen_again()
         finally:
@@ -171,16 +156,16 @@ class Daemon:
             await self._commands.end()
 
     async def _serve_until_gone(self, listener: socket.socket) -> None:
-        """Return when the device is to go away, or to another port. Raises OSError for a broken listener."""
+        """Return when the device is to go away. Raises OSError for a broken listener."""
         # A reboot may also be requested while a restart ends the connections before it.
-        while self._leaving is None and self._next_port is None:
+        while self._leaving is None:
             self._accepting = asyncio.create_task(self._accept(listener))
             await asyncio.wait([self._accepting])
             if self._restarting:
                 self._restarting = False
                 # Clients that connect meanwhile wait.
                 await self._end_all()
-            elif self._leaving is None and self._next_port is None:
+            elif self._leaving is None:
                 # A broken listener raises its error here.
                 await self._accepting
 
@@ -242,15 +227,10 @@ class Daemon:
 
     def _find(self, name: str) -> Service | None:
         kind, _, rest = name.partition(":")
-        if is_socket(name):
-            return partial(self._forward, name=name)
-        shell = partial(serve_shell, commands=self._commands, faults=self.faults)
+        if found := _PORT.fullmatch(name):
+            return partial(self._forward, number=int(found[1]))
         if name.startswith(("shell:", "shell,", "exec:")):
-            return partial(shell, service=name)
-        if kind == "reverse":
-            return self._reverse.find(rest)
-        if kind == "tcpip" and not (rest.isascii() and rest.isdigit() and 0 < int(rest) < 65536):
-            return None
+            return partial(serve_shell, commands=self._commands, faults=self.faults, service=name)
         if kind == "reboot" and rest in _NO_MODES:
             # adbd accepts the stream and writes the error on it, so that adb ends with exit code 0.
             return None
@@ -259,19 +239,11 @@ class Daemon:
             "root": partial(self._switch_root, wanted=True),
             "unroot": partial(self._switch_root, wanted=False),
             "reboot": partial(self._reboot, mode=rest),
-            # For adb older than 29 and clients that do not know of remount_shell.
-            "remount": partial(shell, service="exec:remount 2>&1"),
-            "tcpip": partial(self._listen_at, number=rest),
         }
         return services.get(kind)
 
-    def _restart(self) -> None:
-        """Begin anew, as adbd does: every connection is cut, and what ran is killed. Only once a stream is finished."""
-        self._restarting = True
-        if self._accepting is not None:
-            self._accepting.cancel()
-
     async def _switch_root(self, stream: Stream, *, wanted: bool) -> None:
+        """Answer, and begin anew as adbd does: every connection is cut, and what ran is killed."""
         answer, restarts = _switched_root(self._tree.properties, wanted=wanted)
         await stream.write(answer.encode())
         await stream.finish()
@@ -279,7 +251,9 @@ class Daemon:
             # Both in one step, so that no earlier command sees the new value.
             self._tree.set_property(ROOT_PROPERTY, "1" if wanted else "0")
             self._tree.log("adbd", answer)
-            self._restart()
+            self._restarting = True
+            if self._accepting is not None:
+                self._accepting.cancel()
 
     async def _reboot(self, stream: Stream, mode: str) -> None:
         try:
@@ -294,26 +268,13 @@ class Daemon:
             raise ValueError(f"a virtual device has no {mode}")
         self.leave(0.0, reboot=True, reason=f"reboot,{mode or 'shell'}")
 
-    async def _listen_at(self, stream: Stream, number: str) -> None:
-        """Move to another port of loopback."""
+    async def _forward(self, stream: Stream, number: int) -> None:
         try:
-            moved = Port(int(number))
-        except OSError as error:
-            await stream.write(f"invalid port {number}: {error.strerror}\n".encode())
-            return
-        await stream.write(f"restarting in TCP mode port: {number}\n".encode())
-        await stream.finish()
-        self._tree.set_property(_TCP_PORT_PROPERTY, number)
-        self._next_port = moved
-        self._restart()
-
-    async def _forward(self, stream: Stream, name: str) -> None:
-        try:
-            connection = await connect(name, self._tree)
-        except OSError:
+            reader, writer = await asyncio.open_connection(_LOOPBACK, number)
+        except (OSError, OverflowError):
             # The end of the stream reports the failure.
             return
-        await carry(stream, connection)
+        await carry(stream, reader, writer)
 
     async def _sync(self, stream: Stream) -> None:
         await SyncSession(stream, self._tree, self.faults).serve()

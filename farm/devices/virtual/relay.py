@@ -14,13 +14,12 @@ from functools import partial
 
 from farm.base.errors import InfraError
 from farm.base.peer import accept_own_async
-from farm.devices.adb.host import AdbHost, acknowledge
+from farm.devices.adb.host import AdbHost
 from farm.devices.adb.protocol import RELAYED_PRODUCT, LinkThrottle, PacketLink, adb_target
 from farm.devices.device import LOOPBACK
-from farm.devices.virtual.streams import HostConnection, Service, Stream, cancelled, until_one_ends
+from farm.devices.virtual.streams import CHUNK_BYTES, HostConnection, Service, Stream, cancelled, carry
 
 _BACKLOG = 16
-_CHUNK = 1 << 18
 _MOST_LISTING = 1 << 16
 # Seconds to open a stream, as long as adb itself waits for a device over a bad link.
 _OPEN_SECONDS = 30.0
@@ -163,9 +162,7 @@ class Relay:
         except (OSError, EOFError, InfraError):
             # The stream can only end; `farm devices connect` prints the state of the device.
             return
-        # Data that the host sent before closing is still delivered.
-        with contextlib.closing(writer):
-            await until_one_ends(_to_device(stream, writer), _to_host(reader, stream, writer))
+        await carry(stream, reader, writer)
 
     async def _ask(self, request: str) -> str:
         reader, writer = await self._connect(request)
@@ -179,7 +176,7 @@ class Relay:
 
         Raises OSError, EOFError, and InfraError for a refusal.
         """
-        reader, writer = await asyncio.open_connection(self._server.host, self._server.port, limit=_CHUNK)
+        reader, writer = await asyncio.open_connection(self._server.host, self._server.port, limit=CHUNK_BYTES)
         try:
             for request in requests:
                 data = request.encode(errors="surrogateescape")
@@ -196,16 +193,3 @@ async def _text(reader: asyncio.StreamReader) -> str:
     """Return the text after its length in four hexadecimal digits. Raises ValueError for another form."""
     size = int(await reader.readexactly(4), 16)
     return (await reader.readexactly(min(size, _MOST_LISTING))).decode(errors="replace")
-
-
-async def _to_device(stream: Stream, writer: asyncio.StreamWriter) -> None:
-    while (data := await stream.read()) is not None:
-        writer.write(data)
-        await writer.drain()
-
-
-async def _to_host(reader: asyncio.StreamReader, stream: Stream, writer: asyncio.StreamWriter) -> None:
-    connection = writer.get_extra_info("socket")
-    while data := await reader.read(_CHUNK):
-        acknowledge(connection)
-        await stream.write(data)

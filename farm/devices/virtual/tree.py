@@ -86,27 +86,6 @@ _LOGCAT = f"""#!/bin/sh
 exec {_PROGRAM} "${{0%/system/bin/logcat}}/{LOGCAT}" "$@"
 """
 
-_LOG = f"""#!/bin/sh
-# log, as on Android: -t TAG, -p PRIORITY, and words.
-tag=log priority=I
-while getopts t:p: option; do
-    case $option in t) tag=$OPTARG ;; p) priority=$(printf %.1s "$OPTARG" | tr a-z A-Z) ;; *) exit 1 ;; esac
-done
-shift $((OPTIND - 1))
-printf '%s %5d %5d %s %-8s: %s\\n' "$(date '+%m-%d %H:%M:%S.%3N')" $$ $$ "$priority" "$tag" "$*" \\
-    >>"${{0%/system/bin/log}}/{LOGCAT}"
-"""
-
-_REMOUNT = """#!/bin/sh
-# remount, as on Android: any user who may write may write in /system, which is an ordinary folder here.
-if [ "$("${0%/remount}/id" -u)" != 0 ]; then
-    echo 'Not running as root. Try "adb root" first.' >&2
-    echo "remount failed" >&2
-    exit 1
-fi
-echo "remount succeeded"
-"""
-
 # Without it, the name would be this machine's own program where that is in /usr/bin.
 _REBOOT = f"""#!{sys.executable} -IS
 # reboot, as on Android: the device starts anew, for the reason MODE.
@@ -145,8 +124,6 @@ TOOLS = {
     "id": _ID,
     "dumpsys": _DUMPSYS,
     "logcat": _LOGCAT,
-    "log": _LOG,
-    "remount": _REMOUNT,
     "reboot": _REBOOT,
     "getenforce": _GETENFORCE,
     "sha256sum": _SHA256SUM,
