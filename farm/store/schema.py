@@ -519,6 +519,21 @@ quota = _table(
     sa.Column("set_ms", sa.BigInteger, nullable=False),
 )
 
+# Start of a nightly run: the row decides which of several agents starts it, once for each due time.
+nightly_start = _table(
+    "nightly_start",
+    sa.Column("name", sa.String(128), primary_key=True),
+    sa.Column("due_ms", sa.BigInteger, primary_key=True),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("agent", sa.String(256), nullable=False),
+    sa.Column("token", sa.String(64), nullable=False),
+    sa.Column("started_ms", sa.BigInteger, nullable=False),
+    sa.Column("ended_ms", sa.BigInteger),
+    sa.Column("exit_code", sa.Integer),
+    # Reason why it was not started, or its last message.
+    sa.Column("why", sa.Text, nullable=False),
+)
+
 
 def make_tables(connection: sa.Connection) -> None:
     """Make the tables of a new store."""

@@ -23,9 +23,11 @@ from farm.base.errors import StoreError
 from farm.devices.device import HealthEvent
 from farm.dispatch.cluster import delivery
 from farm.dispatch.cluster.delivery import MOST_CONNECTIONS, MessageDelivery, NoticeTask, remove_ended, retry_wait_s
+from farm.dispatch.cluster.nightly_starter import receivers_of
+from farm.dispatch.nightly.plan import WebhookTable
 from farm.dispatch.notify import delivery as notify
 from farm.dispatch.notify import quarantine
-from farm.dispatch.notify.delivery import Notice, find_receivers
+from farm.dispatch.notify.delivery import Notice, find_receivers, send_notices
 from farm.dispatch.notify.quarantine import Announcer
 from farm.store.messages.messages import Message, NoticeArguments, needed_version
 from farm.store.store import Store, open_store
@@ -307,3 +309,20 @@ def test_a_notice_without_a_host_that_has_its_receiver_ends_after_a_day(make_far
     remove_ended(farm.store)
     assert farm.rows() == []
     assert log == ["NOT NOTIFIED of nightly run phones: no host has had the receiver for a day"]
+
+
+def test_notices_of_nightly_runs(
+    make_farm: Callable[..., Farm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    farm, file = make_farm(503, 503), tmp_path / "nightly.toml"
+    file.write_text('[nightly]\nname = "n"\n[[notify.webhook]]\nurl_env = "NIGHTLY_HOOK"\nwhen = "always"\n')
+    monkeypatch.setenv("NIGHTLY_HOOK", farm.hook.url("/nightlysecret"))
+    [receiver] = find_receivers((WebhookTable(url_env="NIGHTLY_HOOK", when="always"),), None)
+    notice = Notice(receiver, NoticeArguments(Message('{"text": "n"}'), f"nightly run n {time.time_ns()}"))
+    farm.store.messages.defer_notices([notice.queued()], 0.5)
+    [failed] = send_notices([notice], farm.store.messages)
+    assert not failed.ok
+    with farm.agent(receivers_of(file)):
+        until(lambda: len(farm.hook.requests) == 3)
+        until(lambda: not farm.rows())
+    assert farm.hook.bodies == [b'{"text": "n"}'] * 3

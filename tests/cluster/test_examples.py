@@ -24,7 +24,7 @@ _FILES = _EXAMPLES / "shared_farm"
 _PAGE = _ROOT / "docs/guides/three_hosts.md"
 _TESTS_OF_FAULTS = (
     "test_faults.py", "test_build_hosts.py", "test_client.py", "test_agent_threads.py",
-    "test_delivery.py", "../store/test_cluster_races.py",
+    "test_nightly_starts.py", "test_delivery.py", "../store/test_cluster_races.py",
 )  # fmt: skip
 _ROW = re.compile(r"^\| ([^|]+) \| [^|]+ \| (`test_\w+`(?:, `test_\w+`)*) \|$", re.MULTILINE)
 

@@ -92,7 +92,7 @@ def test_a_nightly_run_is_not_started_beside_the_server(home: FarmHome) -> None:
     file = str(Path(__file__).parents[2] / "examples" / "nightly.toml")
     env = {"FARM_SERVER": "http://127.0.0.1:1"}
     refused = home.farm("nightly", file, env=env, code=2).stderr
-    assert "unset FARM_SERVER on a host with access to the store" in refused
+    assert "list the file in [agent] nights of a device host, or unset FARM_SERVER" in refused
     assert home.farm("nightly", "--check", file, env=env, code=0)
 
 

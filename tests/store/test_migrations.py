@@ -70,6 +70,7 @@ def test_branches_nightly_runs_and_skipped_jobs_stay_under_their_new_names(empty
         )
         skipped = {"reason": "no time", "last_ms": 5, "last_outcome": "passed", "last_run_id": RUNS[0]}
         old.execute(text("UPDATE run_job SET stale = :why WHERE job_id = 1"), {"why": json.dumps(skipped)})
+        old.execute(text("INSERT INTO night_start VALUES ('ci', 5, 'ended', 'bench', 't', 6, 7, 0, '')"))
     with open_store(empty_address) as store:
         view = store.runs.view(RUNS[1])
         assert view.toolchain == RunToolchain(branch="main", git_branch="fix-pad", subject="Fix pad")
@@ -77,6 +78,7 @@ def test_branches_nightly_runs_and_skipped_jobs_stay_under_their_new_names(empty
         assert job.skipped == SkipReason(**skipped)
     with connected(empty_address) as new:
         assert new.execute(text("SELECT run_nightly FROM run WHERE id = :run"), {"run": RUNS[1]}).scalar() == RUNS[0]
+        assert new.execute(text("SELECT name, due_ms, exit_code FROM nightly_start")).all() == [("ci", 5, 0)]
 
 
 def test_a_migration_that_is_killed_leaves_the_old_store_and_is_made_up_for(empty_address: str) -> None:

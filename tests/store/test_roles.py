@@ -185,7 +185,7 @@ def test_the_server_acts_for_users_and_writes_no_result(lab: Lab, stores: dict[s
     with refused():
         web.record_attempt(run_id, make.attempt(job(0)))
     may_delete = {"account", "alert", "shard_weights", "waiter"}
-    unwritten = ("attempt", "artifact", "measurement", "agent", "quota")
+    unwritten = ("attempt", "artifact", "measurement", "agent", "nightly_start", "quota")
     changes = (
         "attempt SET verdict = 'passed'", "run_job SET decisive_verdict = 'passed'", "run SET user_name = 'bob'",
         "run_order SET user_name = 'bob'", "measurement SET p50 = 0", "agent SET token = ''",
@@ -452,7 +452,8 @@ def test_an_upgrade_by_the_owner_gives_the_rights_of_today(lab: Lab) -> None:
         UPDATE farm_schema SET version_num = '0015'; UPDATE farm_messages SET version = replace(version, '/', '/0');
         ALTER TABLE run RENAME run_branch TO run_line; ALTER TABLE run RENAME run_nightly TO run_night;
         ALTER TABLE run_job RENAME skipped TO stale; ALTER TABLE alert RENAME alert_branch TO alert_line;
-        CREATE TABLE night_start (name text);
+        ALTER TABLE nightly_start RENAME TO night_start;
+        ALTER TABLE night_start RENAME CONSTRAINT pk_nightly_start TO pk_night_start;
         DROP TABLE account; DROP TABLE audit; ALTER TABLE lease DROP COLUMN reserved_from_ms;
         DROP FUNCTION farm_apply_builds(text[]); DROP FUNCTION farm_take_build(bigint, text[]);
         ALTER FUNCTION farm_shards_released() RENAME TO farm_shards_left;

@@ -107,6 +107,13 @@ def with_files_of(receiver: _Receiver, beside: Callable[[str], PurePath | None])
     return msgspec.structs.replace(receiver, **{key: str(beside(getattr(receiver, key))) for key in keys})
 
 
+class NightlyReceivers(msgspec.Struct, frozen=True):
+    """`[notify]` of nightly.toml without templates and occasions, for agents."""
+
+    webhook: tuple[Webhook, ...] = ()
+    mail: Mail | None = None
+
+
 def _address_problems(hook: QuarantineWebhook) -> Iterator[str]:
     """Yield the problems of an address in the file itself."""
     if not hook.url:

@@ -27,10 +27,11 @@ from farm.base.config.runs import FailuresConfig, NotifyConfig, RetentionConfig,
 from farm.base.config.shared import (
     EXPECTED,
     AgentConfig,
+    AgentTable,
     ArtifactsAddress,
     ServeConfig,
+    read_agent,
     read_artifacts,
-    require_name,
     with_files_beside,
 )
 from farm.base.config.toolchains import ToolchainConfig, read_toolchains
@@ -215,7 +216,7 @@ class _FarmToml(_Tables, frozen=True, forbid_unknown_fields=True):
     """Address of the store: `sqlite:///FILE` or `postgresql://user@host/database`."""
     artifacts: str | None = None
     """Place for the files of a shared farm: `file:///FOLDER`, `sftp://user@host/FOLDER` or `s3://BUCKET/PREFIX`."""
-    agent: AgentConfig | None = None
+    agent: AgentTable | None = None
     paths: _PathsTable = _PathsTable()
     build: _BuildTable = _BuildTable()
     qnn: _QnnTable = _QnnTable()
@@ -393,7 +394,7 @@ def load_config(file: Path | None = None, *, folder: Path | None = None) -> Conf
         toolchains=read_toolchains(path or Path(FILE_NAME), table.toolchain, lambda value: _beside(base, value)),
         trace=table.build.trace,
         artifacts=_artifacts(path or Path(FILE_NAME), base, table, store_url),
-        agent=require_name(path or FILE_NAME, table.agent or AgentConfig()),
+        agent=read_agent(path or FILE_NAME, table.agent or AgentTable(), lambda value: _beside(base, value)),
     )
     for hear in HEARERS:
         hear(config)

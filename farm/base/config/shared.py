@@ -13,7 +13,7 @@ import msgspec
 
 from farm.base.config.devices import SshLogin, is_ssh_host, is_ssh_user
 from farm.base.errors import ConfigError, UnknownNameError, UsageError
-from farm.base.forms import NAME
+from farm.base.forms import DAY_S, NAME, in_seconds
 from farm.base.paths import beside
 
 # Tables of farm.toml for a shared farm: place of its files, and settings of this host's agent.
@@ -32,19 +32,63 @@ _OPTIONS = {
     "s3": ("endpoint_url", "region", "profile"),
 }
 _NONE = "none"
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 # Amazon S3, "General purpose bucket naming rules"; MinIO and others take the same.
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"[\w./=-]*")
 _ENDPOINT = re.compile(r"https?://[\w.-]+(:\d{1,5})?/?|https?://\[[0-9A-Fa-f:.]+\](:\d{1,5})?/?")
 
 
-class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`[agent]`: settings of `farm lab agent` on this host; its options override them."""
+class NightlyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Entry of `[agent] nights` as written."""
+
+    file: str
+    """Path of the nightly.toml."""
+    at: str
+    """Time of day, `HH:MM`."""
+    timezone: str = "UTC"
+    """IANA name of the time zone."""
+    days: tuple[str, ...] = ()
+    """Days of the week, `mon` to `sun`; default: every day."""
+    late: str = "1h"
+    """Longest delay after which the nightly run still begins."""
+
+
+class AgentTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[agent]`, as it is written."""
+
+    name: str = ""
+    """Name of the host in the farm; default: the host's own name."""
+    build: bool = False
+    """True if the host compiles for others, with the toolchains of this file."""
+    nights: tuple[NightlyTable, ...] = ()
+    """Nightly runs that the agent starts."""
+
+
+class NightlyConfig(msgspec.Struct, frozen=True):
+    """Nightly run that the agent of this host starts, unless another has started it."""
+
+    file: Path
+    """Absolute path of its nightly.toml."""
+    hour: int
+    minute: int
+    timezone: str
+    """Time zone of both times, an IANA name, equal on every host with this nightly run."""
+    days: tuple[int, ...]
+    """On which it starts, 0 is Monday."""
+    late_s: float
+    """So much later it may still begin: a host that comes back after that leaves it out."""
+
+
+class AgentConfig(msgspec.Struct, frozen=True):
+    """Settings of `farm lab agent` on this host; its options override them."""
 
     name: str = ""
     """Name of the host in the farm; empty for its own name."""
     build: bool = False
     """True if it compiles for others, with the toolchains of this file."""
+    nights: tuple[NightlyConfig, ...] = ()
 
 
 class ArtifactsAddress(msgspec.Struct, frozen=True):
@@ -70,12 +114,37 @@ class ArtifactsAddress(msgspec.Struct, frozen=True):
         return f"sftp://{user}{self.login.host}{port}{self.path}"
 
 
-def require_name(file: Path | str, agent: AgentConfig) -> AgentConfig:
-    """Return the [agent] table. Raises ConfigError for an invalid name."""
-    if agent.name and not NAME.fullmatch(agent.name):
-        problem = f"{agent.name!r}: expected letters, digits, '.', '_', '-', at most 64"
+def read_agent(file: Path | str, table: AgentTable, beside: BesideFile) -> AgentConfig:
+    """Return the [agent] table with files resolved by `beside`. Raises ConfigError for invalid values."""
+    if table.name and not NAME.fullmatch(table.name):
+        problem = f"{table.name!r}: expected letters, digits, '.', '_', '-', at most 64"
         raise ConfigError(file, "agent.name", problem)
-    return agent
+    nights = tuple(_nightly(file, f"agent.nights[{n}]", one, beside) for n, one in enumerate(table.nights))
+    return AgentConfig(table.name, table.build, nights)
+
+
+def _nightly(file: Path | str, key: str, table: NightlyTable, beside: BesideFile) -> NightlyConfig:
+    path = beside(table.file)
+    at = _CLOCK.fullmatch(table.at)
+    late_s = in_seconds(table.late, DAY_S)
+    unknown = [day for day in table.days if day not in DAYS]
+    if path is None:
+        raise ConfigError(file, f"{key}.file", "is empty, expected the path of a nightly.toml")
+    if at is None:
+        raise ConfigError(file, f"{key}.at", f"is {table.at!r}, expected a time of the day such as '22:00'")
+    if late_s is None:
+        raise ConfigError(file, f"{key}.late", f"is {table.late!r}, expected a time of at most a day, such as '1h'")
+    if unknown:
+        raise ConfigError(file, f"{key}.days", str(UnknownNameError("day", unknown[0], DAYS, shown=DAYS)))
+    import zoneinfo
+
+    try:
+        zoneinfo.ZoneInfo(table.timezone)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        problem = f"is {table.timezone!r}, expected a name such as 'UTC' or 'Europe/Berlin'"
+        raise ConfigError(file, f"{key}.timezone", problem) from None
+    days = tuple(sorted({DAYS.index(day) for day in table.days or DAYS}))
+    return NightlyConfig(path, int(at[1]), int(at[2]), table.timezone, days, late_s)
 
 
 def read_artifacts(text: str, beside: BesideFile) -> ArtifactsAddress:

@@ -43,8 +43,8 @@ def command(file: Path, *, check: bool, resume: bool) -> int:
         raise UsageError("--check runs nothing, and --resume runs: leave one of them out")
     if not check and asked_server() is not None:
         raise UsageError(
-            "the server of $FARM_SERVER starts no nightly runs: unset FARM_SERVER on a host with access to the store "
-            "(docs/guides/nightly.md, 'Several hosts')"
+            "the server of $FARM_SERVER starts no nightly runs: list the file in [agent] nights of a device host, or "
+            "unset FARM_SERVER to run it with the store of this machine (docs/guides/nightly.md, 'Several hosts')"
         )
     config = configured()
     plan, jobs = read_plan(file, config)

@@ -215,6 +215,7 @@ def _receivers(config: NotifyConfig) -> Iterator[str]:
 _INDENT = "    "
 _STDERR = 2
 """File descriptor."""
+_NIGHTS = 5
 
 
 @click.group("agent", cls=SuggestingGroup, invoke_without_command=True)
@@ -245,7 +246,7 @@ def agent_command(context: click.Context, name: str, *, builds: bool | None, no_
     config = configured()
     _require_shared(config)
     builds = config.agent.build if builds is None else builds
-    if no_devices and not builds:
+    if no_devices and not builds and not config.agent.nights:
         raise UsageError("--no-devices leaves this host nothing to do: with --build it compiles")
     from farm.dispatch.cluster.agent.host_agent import HostAgent, stop_by_signal
 
@@ -267,14 +268,17 @@ def _begin_log(name: str, form: str) -> None:
     log_setup.begin_logging(log_setup.RecordHandler(partial(echo, err=True), formatter), verbose=is_verbose())
 
 
-@agent_command.command("list", short_help="List hosts and their devices.")
+@agent_command.command("list", short_help="List hosts, their devices and last nightly runs.")
 @json_option()
 def list_agents() -> None:
-    """List the hosts of the farm, their devices and the users of these."""
+    """List the hosts of the farm, their devices and the users of these, and the last nightly runs they started."""
+    from farm.dispatch.cluster.nightly_starter import nightly_lines
+
     _require_shared(configured())
     with opened(existing=True) as (_, store):
         agents = store.cluster.agents()
         leases = {lease.device: lease for lease in store.leases.all()}
+        nightly_runs = store.cluster.nightly_runs.recent(_NIGHTS)
     answer = [
         {
             "name": agent.name,
@@ -287,7 +291,8 @@ def list_agents() -> None:
         }
         for agent in agents
     ]
-    show({"schema": 2, "agents": answer}, agent_lines(agents, leases, max(LEAST_WIDTH, width())))
+    lines = [*agent_lines(agents, leases, max(LEAST_WIDTH, width())), *nightly_lines(nightly_runs)]
+    show({"schema": 2, "agents": answer, "nightly_runs": nightly_runs}, lines)
 
 
 @agent_command.command("drain", short_help="Finish the running jobs of a host, then end.")

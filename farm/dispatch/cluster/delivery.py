@@ -1,4 +1,4 @@
-"""Jobs of Procrastinate for the agents of a shared farm: ends of runs, recovery and notices."""
+"""Jobs of Procrastinate for the agents of a shared farm: ends of runs, recovery, nightly starts and notices."""
 
 from __future__ import annotations
 
@@ -130,6 +130,7 @@ MOST_CONNECTIONS = 2
 """Most connections of an app beside the listening one."""
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 _EVERY_10_S = "* * * * * */10"
+_EVERY_HALF_MINUTE = "* * * * * */30"
 _EVERY_HOUR = "17 * * * *"
 
 
@@ -185,8 +186,12 @@ def _make_pool(**settings: Any) -> AsyncConnectionPool:
     return AsyncConnectionPool(**{**settings, "check": None})
 
 
-def make_app(arguments: Mapping[str, Any], serving: Serving) -> App:
-    """Return the app, not open yet, which connects to the database by `arguments` of psycopg's `connect`."""
+def make_app(arguments: Mapping[str, Any], serving: Serving, checks: Mapping[str, Callable[[], object]]) -> App:
+    """Return the app, not open yet, which connects to the database by `arguments` of psycopg's `connect`.
+
+    `checks` are called every half minute, each by a single agent of several that have it: hosts with different clocks
+    may call it twice at once.
+    """
     # The agent logs all problems itself; without a handler Python would print the warnings of these loggers.
     for name in ("procrastinate", "psycopg"):
         logging.getLogger(name).addHandler(logging.NullHandler())
@@ -232,7 +237,24 @@ def make_app(arguments: Mapping[str, Any], serving: Serving) -> App:
         del timestamp
         await serving.call("old messages", serving.remove_ended)
 
+    for name, check in checks.items():
+        _add_check(app, serving, name, check)
     return app
+
+
+def queue_of(check: str) -> str:
+    """Return the queue of the agents that have a check; other agents do not listen to it."""
+    return f"{SERVICE_QUEUE}:{check}"
+
+
+def _add_check(app: App, serving: Serving, name: str, check: Callable[[], object]) -> None:
+    queue = queue_of(name)
+
+    @app.periodic(cron=_EVERY_HALF_MINUTE)
+    @app.task(name=f"farm.periodic.{name}", queue=queue, queueing_lock=queue, priority=75)
+    async def call(timestamp: int) -> None:
+        del timestamp
+        await serving.call(name, check)
 
 
 # An agent's worker of Procrastinate, in a thread of its own, and what its jobs do.
@@ -332,9 +354,10 @@ class MessageDelivery:
         finish_run: Callable[[str], object] | None = None,
         recover: Callable[[], bool],
         ttl_s: float,
+        checks: Mapping[str, Callable[[], object]] | None = None,
         notices: NoticeTask | None = None,
     ) -> None:
-        self._store, self._ttl_s = store, ttl_s
+        self._store, self._checks, self._ttl_s = store, checks or {}, ttl_s
         self._notices = notices or NoticeTask(store, ())
         self._serving = Serving(
             finish=finish_run or partial(finish, store),
@@ -419,7 +442,7 @@ class MessageDelivery:
 
     async def _listen(self) -> None:
         """Run a worker until this delivery ends, or the worker ends by itself; raises the worker's error."""
-        app = make_app(self._store.connection_arguments(), self._serving)
+        app = make_app(self._store.connection_arguments(), self._serving, self._checks)
         await app.open_async()
         task, worker = self._start_worker(app)
         self._worker = worker
@@ -444,7 +467,7 @@ class MessageDelivery:
 
         worker = Worker(
             app,
-            queues=[SERVICE_QUEUE, *self._notices.queues],
+            queues=[SERVICE_QUEUE, *map(queue_of, self._checks), *self._notices.queues],
             concurrency=SERVICES,
             fetch_job_polling_interval=_LOOK_S,
             update_heartbeat_interval=self._ttl_s / 3,

@@ -15,6 +15,7 @@ from farm.suites.suite import Job
 
 OrderState = Literal["open", "cancelled", "ended"]
 BuildState = Literal["waiting", "built", "failed"]
+NightlyState = Literal["running", "ended", "stopped", "lost", "missed", "skipped"]
 
 
 class PlannedJob(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -278,6 +279,22 @@ class Recovered(msgspec.Struct, frozen=True):
     """Repairs, for people."""
     is_busy: bool = False
     """True while runs go on."""
+
+
+class NightlyStart(msgspec.Struct, frozen=True):
+    """Nightly run at one due time."""
+
+    name: str
+    due_ms: int
+    state: NightlyState
+    agent: str
+    """Agent that started the nightly run, or recorded the reason against it."""
+    started_ms: int
+    ended_ms: int | None
+    exit_code: int | None
+    """Exit code of `farm nightly`."""
+    why: str
+    """Reason why it was not started, or its last message."""
 
 
 class RunProgress(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ BEGIN
             measurement, op_profile, run, run_device, run_job, series, suite_case, triage'),
         ('{agent}', 'UPDATE (finished_ms, exit_code, run_began, fingerprint_hash, run_device_kind)', 'run'),
         ('{agent}', 'UPDATE (reason)', 'health_event'),
-        ('{agent}', 'INSERT, UPDATE', 'agent, build, device_state, lease, shard, shard_jobs, soc_look'),
+        ('{agent}', 'INSERT, UPDATE', 'agent, build, device_state, lease, nightly_start, shard, shard_jobs, soc_look'),
         ('{agent}', 'INSERT, DELETE', 'build_wanted'),
         ('{agent}', 'INSERT, UPDATE, DELETE', 'agent_device, shard_weights, waiter'),
         -- Alerts of an earlier look at the same run may go: a guard keeps all others.

@@ -28,6 +28,7 @@ from farm.base.processes import hide_environment
 from farm.dispatch.cluster.agent.host_devices import Attachments, DeviceRunners, HostDevices
 from farm.dispatch.cluster.agent.shared_jobs import AgentLink, SharedJobs
 from farm.dispatch.cluster.files import Preparer
+from farm.dispatch.cluster.nightly_starter import NightlyStarter, receivers_of
 from farm.dispatch.device_forks import device_forks
 from farm.dispatch.dispatcher import Dispatcher
 from farm.dispatch.messages import ForkedProcess
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Device
     from farm.dispatch.cluster.agent.builds import BuildHost
     from farm.dispatch.cluster.delivery import MessageDelivery
+    from farm.dispatch.cluster.nightly_starter import NightlyStarter
     from farm.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -122,6 +124,7 @@ class HostAgent:
         self._ending = threading.Event()
         self._stack = contextlib.ExitStack()
         self._build_host: BuildHost | None = None
+        self._nightly_runs: NightlyStarter | None = None
         self._delivery: MessageDelivery | None = None
 
     def run(self) -> None:
@@ -136,15 +139,17 @@ class HostAgent:
         prepare_decoders()
         # Before anything starts that would inherit their secrets.
         self._receivers = find_receivers(self._config.notify.webhook, self._config.notify.mail)
+        for nightly_run in self._config.agent.nights:
+            self._receivers += receivers_of(nightly_run.file)
         hide_environment()
         with self._stack:
             self._stack.enter_context(noticing_deaths(self._thread_died))
             store = open_store(self._config.store_url, connections=4 if self._builds else 2)
             self._store: Store = self._stack.enter_context(store)
-            if self._has_devices and not self._store.cluster.may_lease:
+            if (self._has_devices or self._config.agent.nights) and not self._store.cluster.may_lease:
                 raise UsageError(
-                    f"{self._store.user} may only build: start the agent with --build --no-devices, or let the "
-                    "login be a member of the group of agents (docs/guides/three_hosts.md, 'Roles')"
+                    f"{self._store.user} may only build: start the agent with --build --no-devices and without nightly "
+                    "runs, or let the login be a member of the group of agents (docs/guides/three_hosts.md, 'Roles')"
                 )
             self._supervisor = self._stack.enter_context(Supervisor())
             self._folder = self._config.state_dir / "agent" / self.name
@@ -203,6 +208,8 @@ class HostAgent:
         )
         self._announcer = Announcer(self._config, self._store)
         self._host_devices = HostDevices(self._config, self._store, self._supervisor, self._find)
+        if self._config.agent.nights:
+            self._nightly_runs = NightlyStarter(self._config, self._store)
         if self._builds:
             from farm.dispatch.cluster.agent.builds import BuildHost
 
@@ -239,6 +246,8 @@ class HostAgent:
         self._link.start()
         if self._build_host is not None:
             self._build_host.begin(agent)
+        if self._nightly_runs is not None:
+            self._nightly_runs.begin(agent)
         if agent.may_lease:
             self._begin_delivery()
         kinds = f"{len(self._runners)} devices" if self._has_devices else "no devices"
@@ -251,10 +260,11 @@ class HostAgent:
     def _begin_delivery(self) -> None:
         from farm.dispatch.cluster.delivery import MessageDelivery, NoticeTask, recover
 
+        checks = self._nightly_runs.checks() if self._nightly_runs is not None else {}
         ttl_s, is_stable = self._config.leases.ttl_s, self._link.is_stable
         recover_work = partial(recover, self._store, ttl_s=ttl_s, is_stable=is_stable)
         notices = NoticeTask(self._store, self._receivers)
-        self._delivery = MessageDelivery(self._store, recover=recover_work, ttl_s=ttl_s, notices=notices)
+        self._delivery = MessageDelivery(self._store, recover=recover_work, ttl_s=ttl_s, checks=checks, notices=notices)
         self._delivery.start()
 
     def _device_process(self, device: Device) -> ForkedProcess:
@@ -296,6 +306,8 @@ class HostAgent:
         self._drainer.start()
 
     def _drain_others(self) -> None:
+        if self._nightly_runs is not None:
+            self._nightly_runs.stop()
         if self._build_host is not None:
             self._build_host.drain()
         self._dispatcher.post(lambda: None)
@@ -398,6 +410,8 @@ class HostAgent:
             thread.start()
         if self._build_host is not None:
             self._build_host.stop(put_back=not is_replaced)
+        if self._nightly_runs is not None:
+            self._nightly_runs.stop()
         if self._delivery is not None:
             self._delivery.stop(2.0)
         for thread in closing:

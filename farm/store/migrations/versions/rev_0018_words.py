@@ -17,12 +17,13 @@ _RENAMED = (
 
 
 def upgrade() -> None:
-    """Rename the columns, and `branch` of `run_source`, the branch of git, to `git_branch`."""
+    """Rename the columns, the table of starts, and `branch` of `run_source`, the branch of git, to `git_branch`."""
     for table, old, new in _RENAMED:
         # Both databases rename a column in place; a batch would copy the table on SQLite.
         op.execute(f"ALTER TABLE {table} RENAME COLUMN {old} TO {new}")
-    # Starts of nightly runs by agents, which no farm reads any more.
-    op.drop_table("night_start")
+    op.rename_table("night_start", "nightly_start")
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("ALTER TABLE nightly_start RENAME CONSTRAINT pk_night_start TO pk_nightly_start")
     run = sa.table("run", sa.column("id", sa.String()), sa.column("run_source", sa.JSON(none_as_null=True)))
     rows = op.get_bind().execute(sa.select(run.c.id, run.c.run_source).where(run.c.run_source.is_not(None))).all()
     for run_id, source in rows:
