@@ -152,6 +152,13 @@ def json_option(text: str = "Print JSON instead of text.") -> Decorator:
 yes_option = click.option("--yes", is_flag=True, help="Remove without asking; required without a terminal.")
 
 
+def pull_request_option() -> Decorator:
+    """Return the option `--pull-request`: the place of a commit status and a comment."""
+    text = ("Set a commit status and write or replace one comment, with the token in GITHUB_TOKEN or GITLAB_TOKEN; "
+            "ci: the pull request of the running CI job.")  # fmt: skip
+    return click.option("--pull-request", default="", callback=named, metavar="URL|ci", help=text)
+
+
 def is_given(context: click.Context, parameter: click.Parameter) -> bool:
     """Return True for an option on the command line, and False for a default."""
     source = context.get_parameter_source(parameter.name) if parameter.name else None

@@ -43,6 +43,7 @@ from farm.dispatch.pytest_plugin.upstream import UpstreamCommand
 from farm.dispatch.request.request import RunRequest
 from farm.replay.debug import DebugOutcome
 from farm.replay.stored_result import find_job
+from farm.report.formats.review import rerun_commands
 from farm.report.model.summary import fetch_command, rerun_command, ways_again
 from farm.results.attempt import Cause, OperatorProfile, Verdict
 from farm.results.layers import Diagnosis
@@ -382,6 +383,7 @@ def built() -> list[str]:
         *commands_in(str(error.value)),
         upstream.shown()[0].partition(": ")[2],
         *(command for _, command in alerted),
+        *rerun_commands("1", [JOB.id]),
         fetch_command(failed(), "1"),
         again,
         rerun_command(failed(options={"profile_level": "optrace"}), virtual=False, toolchain="1.5.1"),

@@ -29,16 +29,21 @@ from farm.numbers.compare.sides import (
     shares,
     sides_of,
 )
-from farm.report.formats.comparison import (
+from farm.report.formats.github import add_summary
+from farm.report.formats.review import (
+    NEW,
+    NOT_YOURS,
+    REGRESSED,
     compare_commands,
     compare_json,
     compare_markdown,
+    compare_review,
 )
-from farm.report.formats.github import add_summary
 from farm.report.html.page import render_compare
 from farm.report.model.compare import (
     ComparedJob,
     CompareGroup,
+    CompareSide,
     SideResult,
     compile_cost,
     overview,
@@ -472,3 +477,17 @@ def test_github_gets_a_summary_and_an_annotation_for_each_job_that_is_worse(
     assert "](http" not in text
     commands = compare_commands(everything())
     assert [line.partition("::")[2].partition(" ")[0] for line in commands] == ["error", "error"]
+
+
+def test_the_review_of_a_pull_request_proves_what_is_not_its_fault() -> None:
+    review = compare_review(everything())
+    assert review.state == "failed"
+    assert review.sections[NEW]
+    assert any("%" in what for _, what in review.sections[REGRESSED])
+    proofs = [proof for _, proof in review.sections[NOT_YOURS]]
+    assert any(proof.startswith("the base fails too: ") for proof in proofs)
+    assert "not compared: no device was left" in proofs
+    newer = CompareSide(label="B", name="b", facts={"torch": "2.14.1"})
+    older = CompareSide(label="A", name="a", facts={"torch": "2.13.0"})
+    assert "torch changed as well: 2.13.0 -> 2.14.1" in compare_review(report(sides=(older, newer))).facts
+    assert compare_review(report()).state == "passed"

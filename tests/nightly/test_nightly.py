@@ -18,6 +18,8 @@ from xml.etree import ElementTree
 import pytest
 from attached import attach
 from farm_home import FarmHome, wait_for_no_process
+from forge_server import HEAD, ForgeServer, forge_server
+from forge_server import TOKEN as FORGE_TOKEN
 from receivers import Hook, Mailbox, mail_server, make_certificate, web_server
 from stub_home import StubHome, make_stub_home
 from waiting import until
@@ -60,6 +62,7 @@ class NightlyRun(NamedTuple):
     hook: Hook
     box: Mailbox
     summary: Path
+    forge: ForgeServer
 
 
 @pytest.fixture
@@ -99,6 +102,7 @@ def nightly_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NightlyRun
         web_server([503, 500]) as hook,
         web_server([404]) as broken,
         mail_server(tls=certificate, password=SECRETS["MAIL_PASSWORD"]) as box,
+        forge_server() as forge,
     ):
         (home.cwd / "broken-url").write_text(broken.url("/brokensecret") + "\n")
         write(
@@ -132,10 +136,12 @@ password_env = "MAIL_PASSWORD"
             "SSL_CERT_FILE": str(certificate),
             "GITHUB_STEP_SUMMARY": str(summary),
             "GITHUB_ACTIONS": "true",
+            "GITHUB_TOKEN": FORGE_TOKEN,
             "no_proxy": "*",
         }
-        done = home.farm("nightly", "nightly.toml", "--json", env=env, timeout_s=300, code=1)
-        yield NightlyRun(home, done, json.loads(done.stdout)["nightly_run"], hook, box, summary)
+        pull = f"{forge.address}/lab/net/pull/3"
+        done = home.farm("nightly", "nightly.toml", "--pull-request", pull, "--json", env=env, timeout_s=300, code=1)
+        yield NightlyRun(home, done, json.loads(done.stdout)["nightly_run"], hook, box, summary, forge)
 
 
 def test_every_cell_is_a_nightly_run_in_the_store(nightly_run: NightlyRun) -> None:
@@ -152,6 +158,16 @@ def test_every_cell_is_a_nightly_run_in_the_store(nightly_run: NightlyRun) -> No
     assert {run["purpose"] for run in runs} == {"nightly"}
     assert [run["name"].partition("/")[2] for run in runs] == ["all", "good"]
     assert wait_for_no_process(nightly_run.home) == {}
+
+
+def test_the_pull_request_gets_a_status_and_a_comment(nightly_run: NightlyRun) -> None:
+    [(commit, status)] = nightly_run.forge.statuses
+    assert (commit, status["state"]) == (HEAD, "failure")
+    [body] = nightly_run.forge.bodies()
+    assert "#### Newly failing: 1" in body
+    run_id = nightly_run.told["cells"][0]["run_id"]
+    assert f"    farm jobs rerun 'mine/no_signal[SM8650-xnnpack-fp32]' --run {run_id}" in body
+    assert "posted to lab/net#3" in nightly_run.done.stderr
 
 
 def test_the_pages_lead_to_the_runs_and_the_exports_have_stable_names(nightly_run: NightlyRun) -> None:

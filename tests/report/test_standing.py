@@ -12,7 +12,9 @@ import pytest
 from report_pages import alert, context, status, unpacked, with_skipped
 
 from farm.base.errors import FIRST_RUN, UsageError
+from farm.dispatch.nightly.render import SAMPLE, nightly_review
 from farm.dispatch.pool.inventory import resolve_device
+from farm.report.formats.review import FAILING_BEFORE, NEW, NOT_YOURS, REGRESSED, review_markdown, run_review
 from farm.report.formats.run_json import parse_json, render_json
 from farm.report.html.page_of_run import ReportContext, artifact_links, render_html, triage
 from farm.report.html.templates import cells_markup
@@ -51,9 +53,9 @@ from farm.store.records import (
 )
 from farm.store.store import open_store
 
-from .conftest import make_run
+from .conftest import make_job, make_run
 
-# State of runs and jobs with the next step: grid, triage, and printed commands.
+# State of runs and jobs with the next step: grid, review, triage, and printed commands.
 
 
 NOW = 1_795_225_501_000
@@ -184,6 +186,59 @@ def test_a_night_has_counts_new_failures_and_changed_tools() -> None:
 
 def test_cells_are_one_element_for_equal_neighbours() -> None:
     assert cells_markup("ppfk") == "<i class=passed>●●</i><i class=failed>✗</i><i class=known>◇</i>"
+
+
+def attempt(verdict: Verdict, device: str, reason: str = "") -> Attempt:
+    return Attempt("j", verdict, Stage.NUMERICS, reason, device=device)
+
+
+def job_view(case: str, *attempts: Attempt) -> JobView:
+    return make_job("s", case, "SM8650", "8a8w", *attempts)
+
+
+def run_view(*jobs: JobView) -> RunView:
+    return make_run(jobs, (), command="farm run --suite s")
+
+
+def test_a_run_tells_new_failures_from_old_ones_and_devices() -> None:
+    view = run_view(
+        job_view("new", attempt(Verdict.FAILED, "d1", "12 dB")),
+        job_view("old", attempt(Verdict.FAILED, "d1", "9 dB")),
+        job_view("sick", attempt(Verdict.INFRA, "d2", "the device failed its health check")),
+        job_view("moved", attempt(Verdict.INFRA, "d2", "cable"), attempt(Verdict.PASSED, "d1")),
+        job_view("again", attempt(Verdict.INFRA, "d1", "cable"), attempt(Verdict.PASSED, "d1")),
+    )
+    review = run_review(view, {view.jobs[1].id: Standing.STILL_FAILING}, [alert(view, view.jobs[4].id)])
+    assert review.state == "failed"
+    assert [name for name, _ in review.sections[NEW]] == [view.jobs[0].id]
+    assert [name for name, _ in review.sections[FAILING_BEFORE]] == [view.jobs[1].id]
+    assert review.sections[REGRESSED] == [(view.jobs[4].id, "latency slower: +11.6 % (+10.5 % to +12.7 %)")]
+    assert review.sections[NOT_YOURS] == [
+        (view.jobs[2].id, "infra on d2: the device failed its health check"),
+        (view.jobs[3].id, "passed on another device, d1; on d2: cable"),
+    ]
+    assert "s/new" in review.commands[0]
+    text = review_markdown(review)
+    assert text.startswith("### farm run: FAILED")
+    assert "#### Not your commit: 2" in text
+
+
+def test_infra_alone_is_not_held_against_a_commit_and_a_nightly_run_names_commands() -> None:
+    assert run_review(run_view(job_view("a", attempt(Verdict.INFRA, "d", "gone"))), {}, []).state == "infra"
+    assert run_review(run_view(job_view("a", attempt(Verdict.PASSED, "d"))), {}, []).state == "passed"
+    review = nightly_review(SAMPLE)
+    assert review.state == "failed"
+    assert review.sections[NEW]
+    assert review.commands[0].startswith("farm jobs rerun ")
+    assert " --run " in review.commands[0]
+
+
+def test_no_text_of_a_device_is_markdown() -> None:
+    hostile = "</td> @all [x](http://x) \x1b[31m\n# h"
+    review = run_review(run_view(job_view("a", attempt(Verdict.FAILED, "d", hostile))), {}, [])
+    lines = review_markdown(review).splitlines()
+    [row] = [line for line in lines if line.startswith("| s/a")]
+    assert not set("<>@[]()\x1b").intersection(row)
 
 
 def test_failures_are_new_where_the_job_did_not_fail_before(example_run: RunView) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from farm.base.errors import ExitCode, UsageError
-from farm.cli.options import FILE, configured, json_option
+from farm.cli.options import FILE, configured, json_option, pull_request_option
 from farm.cli.output import asked_server, echo, notice, show, width
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 @click.argument("file", type=FILE, metavar="nightly.toml")
 @click.option("--check", is_flag=True, help="Print the plan, and errors of the file; run nothing.")
 @click.option("--resume", is_flag=True, help="Finish the last nightly run of this name, killed or interrupted.")
+@pull_request_option()
 @json_option("Print the nightly run, or its plan, as JSON.")
-def command(file: Path, *, check: bool, resume: bool) -> int:
+def command(file: Path, *, check: bool, resume: bool, pull_request: str) -> int:
     """Run a matrix of SoCs, suites, backends and options within a budget.
 
     Each [[run]] on each of its backends is a run as of farm run, one after
@@ -59,13 +60,17 @@ def command(file: Path, *, check: bool, resume: bool) -> int:
             return ExitCode.MISSING_TOOL
         return 0 if any(row.jobs for row in rows) else ExitCode.NOTHING
 
+    from farm.cli.output import find_pull_request, post_review
     from farm.cli.progress import QuietFront, make_front
     from farm.cli.running.cell_steps import confirm_suspected, debug_failures
     from farm.dispatch.nightly.nightly_run import run_nightly
+    from farm.dispatch.nightly.render import nightly_review
 
+    pull = find_pull_request(pull_request)
     front = partial(make_front, QuietFront)
     nightly_run = run_nightly(config, plan, front, confirm_suspected, debug_failures, resume=resume)
     _show_nightly_run(nightly_run)
+    post_review(pull, lambda: nightly_review(nightly_run))
     assert nightly_run.code is not None  # noqa: S101 - it has ended
     return nightly_run.code
 

@@ -65,6 +65,7 @@ _SAME = ("suites", "backend", "precisions", "options", "keyword", "virtual", "mo
               help="Least number of pairs; more for many jobs.")  # fmt: skip
 @click.option("--programs-only", is_flag=True, help="Compile and compare programs; run nothing, need no device.")
 @click.option("--html", type=opt.OUTPUT_FILE, help="Write the page here as well.")
+@opt.pull_request_option()
 @opt.limit_option("Jobs of a kind that are listed.")
 @opt.json_option("Print everything as JSON instead of a summary.")
 def compare_command(*, html: Path | None, limit: int, programs_only: bool, **given: Any) -> int:
@@ -89,11 +90,12 @@ def compare_command(*, html: Path | None, limit: int, programs_only: bool, **giv
     for want of a device or for trouble of the farm; 5 nothing selected; 6
     missing tool; 130 interrupted, with the results so far reported.
     """
+    from farm.cli.output import find_pull_request, post_review
     from farm.dispatch.pool.fleet import Choice
     from farm.numbers.compare.compare import PAGE_FILE, compare_sides
     from farm.numbers.compare.sides import ComparisonRequest, sides_of
-    from farm.report.formats.comparison import compare_commands, compare_data, compare_markdown
     from farm.report.formats.github import add_summary
+    from farm.report.formats.review import compare_commands, compare_data, compare_markdown, compare_review
     from farm.report.terminal.compare import compare_lines
 
     if not given["suites"]:
@@ -109,6 +111,7 @@ def compare_command(*, html: Path | None, limit: int, programs_only: bool, **giv
         command=as_called(),
         **{name: given[name] for name in _SAME},
     )
+    pull = find_pull_request(given["pull_request"])
     with opened() as (config, store):
         outcome = compare_sides(config, store, request)
     report, page = outcome.report, outcome.folder / PAGE_FILE
@@ -117,6 +120,7 @@ def compare_command(*, html: Path | None, limit: int, programs_only: bool, **giv
     add_summary(lambda: compare_markdown(report))
     lines = [*compare_lines(report, limit, width()), *compare_commands(report), f"page: {html or page}"]
     show(compare_data(report), lines)
+    post_review(pull, lambda: compare_review(report))
     return outcome.exit_code
 
 
@@ -578,15 +582,15 @@ def _commit_text(commit: Commit) -> str:
 
 def _commit_markdown(outcome: CommitOutcome) -> str:
     """Return the evidence to paste into an issue."""
-    from farm.report.formats.comparison import compare_markdown
     from farm.report.formats.github import escaped
+    from farm.report.formats.review import compare_markdown
 
     lines = [f"### {escaped(outcome.job.name)}", "", *(f"* {escaped(line)}" for line in _facts(outcome)), ""]
     return "\n".join([*lines, compare_markdown(outcome.report)])
 
 
 def _commit_data(outcome: CommitOutcome) -> dict[str, object]:
-    from farm.report.formats.comparison import compare_data
+    from farm.report.formats.review import compare_data
 
     return {
         "job": outcome.job.name,

@@ -23,7 +23,10 @@ from farm.cli.output import (
     asked_server,
     deliver,
     echo,
+    find_pull_request,
     notice,
+    post_review,
+    review_of_run,
     show,
     width,
 )
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from farm.dispatch.cluster.client.submit_options import SubmitOptions
+    from farm.dispatch.notify.pull_request import PullRequest
     from farm.dispatch.request.request import RunOutcome, RunRequest
     from farm.dispatch.run.compiling import Compilation, CompiledJob
     from farm.serve.client import Server
@@ -50,9 +54,9 @@ _WORST = (
 )  # fmt: skip
 _NO_RUN = "no run is recorded that has it: leave {} out"
 _EXCLUDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("collect_only", _NO_RUN, ("name",)),
+    ("collect_only", _NO_RUN, ("name", "pull_request")),
     ("collect_only", "the jobs within a budget depend on the devices: leave {} out to list the jobs", ("budget_s",)),
-    ("compile_only", _NO_RUN, ("name", "purpose")),
+    ("compile_only", _NO_RUN, ("name", "purpose", "pull_request")),
     ("compile_only", "--compile-only runs nothing on a device: leave {} out", (
         *opt.ATTACHED, "nightly", "budget_s", "heap", "seconds", "confirm", "watch", "iterations", "warm_up",
         "exitfirst", "maxfail", "failed_first", "collect_only", "html", "junitxml",
@@ -61,9 +65,9 @@ _EXCLUDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("confirm", "--confirm measures again: leave {} out", ("collect_only",)),
     ("rebuild", "--rebuild compiles everything once: leave {} out", ("watch", "collect_only")),
     ("detach", "a submitted run has no report yet, 'farm runs watch' writes it: leave {} out",
-     ("html", "junitxml", "watch", "confirm")),
+     ("html", "junitxml", "pull_request", "watch", "confirm")),
     ("watch", "--watch runs changed jobs until Ctrl-C: leave {} out", (
-        "as_json", "collect_only", "confirm", "shard", "changed_since", "last_failed", "budget_s",
+        "as_json", "pull_request", "collect_only", "confirm", "shard", "changed_since", "last_failed", "budget_s",
     )),
 )  # fmt: skip
 """Parameters of a fresh run that exclude others, with the reason and the excluded ones."""
@@ -125,6 +129,7 @@ _EXCLUDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 @opt.timeout_option("Time limit of a job on the device.")
 @click.option("--junitxml", type=opt.OUTPUT_FILE, help="Write a JUnit XML file as well.")
 @click.option("--html", type=opt.OUTPUT_FILE, help="Write the report here as well.")
+@opt.pull_request_option()
 @opt.json_option("Print the run as JSON instead of a summary.")
 @click.argument("words", nargs=-1, metavar="")
 def command(words: tuple[str, ...], **options: Any) -> int:
@@ -171,7 +176,8 @@ def _execute(asked: SimpleNamespace) -> int:
     from farm.dispatch.request.choose import collect
 
     if asked.resume is not None:
-        return _deliver(_resumed(asked), asked)
+        pull = find_pull_request(asked.pull_request)
+        return _deliver(_resumed(asked), pull, opt.configured(), asked)
     _check(asked)
     requests = _requests(asked)
     config = opt.configured()
@@ -184,6 +190,7 @@ def _execute(asked: SimpleNamespace) -> int:
 
     from farm.builds.toolchains.selection import use_toolchain
 
+    pull = find_pull_request(asked.pull_request)
     if asked.watch:
         return _watched(config, requests[0], asked)
     if len(requests) > 1:
@@ -199,7 +206,7 @@ def _execute(asked: SimpleNamespace) -> int:
         else:
             with make_front() as front:
                 outcome = run(config, request, front, options=_submit_options(asked, front))
-            codes.append(_deliver(_confirmed(config, outcome), asked))
+            codes.append(_deliver(_confirmed(config, outcome), pull, config, asked))
         if codes[-1] == INTERRUPTED:
             break
     return max(codes, key=_WORST.index)
@@ -268,7 +275,7 @@ def _watched(config: Config, request: RunRequest, asked: SimpleNamespace) -> int
 
     def after(outcome: RunOutcome) -> None:
         nonlocal code
-        code = _deliver(outcome, asked)
+        code = _deliver(outcome, None, config, asked)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
 
@@ -296,7 +303,7 @@ def _check(asked: SimpleNamespace) -> None:
         raise UsageError("the jobs of one run are listed: leave a second --toolchain out")
     if several:
         because = "{} is of one run, and every --toolchain is a run of its own: give one, or leave it out"
-        opt.refuse_given(because, "html", "junitxml", "as_json")
+        opt.refuse_given(because, "html", "junitxml", "as_json", "pull_request")
 
 
 def _purpose(asked: SimpleNamespace) -> str:
@@ -363,6 +370,7 @@ def _resumed(asked: SimpleNamespace) -> RunOutcome:
         "wait",
         "html",
         "junitxml",
+        "pull_request",
         "as_json",
         "config_file",
     }
@@ -374,7 +382,7 @@ def _resumed(asked: SimpleNamespace) -> RunOutcome:
     return _confirmed(config, outcome)
 
 
-def _deliver(outcome: RunOutcome, asked: SimpleNamespace) -> int:
+def _deliver(outcome: RunOutcome, pull: PullRequest | None, config: Config, asked: SimpleNamespace) -> int:
     from farm.report.formats.github import add_summary, run_markdown
     from farm.report.formats.spans import send_spans
 
@@ -384,6 +392,7 @@ def _deliver(outcome: RunOutcome, asked: SimpleNamespace) -> int:
         return show_left(outcome)
     add_summary(lambda: run_markdown(outcome.view))
     deliver(outcome.view, report=outcome.report, html=asked.html, junitxml=asked.junitxml)
+    post_review(pull, lambda: review_of_run(config, outcome.view))
     if problem := send_spans(outcome.view):
         notice(problem)
     if outcome.exit_code == INTERRUPTED:

@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from farm.base.errors import UsageError
 from farm.base.paths import data_folder
 from farm.base.text import one_line
+from farm.dispatch.nightly import record
 from farm.dispatch.nightly.record import (
     CellResult,
     DebuggedJob,
@@ -28,6 +29,16 @@ from farm.dispatch.nightly.record import (
 )
 from farm.dispatch.notify.channels import slack_text
 from farm.report.formats.github import escaped, table, workflow_commands
+from farm.report.formats.review import (
+    FAILING_BEFORE,
+    MOST_COMMANDS,
+    NEW,
+    NOT_YOURS,
+    REGRESSED,
+    SIMULATED,
+    Review,
+    rerun_commands,
+)
 from farm.report.html.templates import render_page
 from farm.report.model import format as fmt
 
@@ -99,6 +110,34 @@ def nightly_markdown(nightly_run: NightlyRun) -> str:
         rows = ((one.to, one.problem) for one in nightly_run.undelivered)
         parts.append(f"#### Not notified: {len(nightly_run.undelivered)}\n\n{table(['whom', 'why'], rows)}")
     return "\n".join(parts) + "\n"
+
+
+def nightly_review(nightly_run: NightlyRun) -> Review:
+    """Return the review of a nightly run for a pull request."""
+    commands: list[str] = []
+    for cell in nightly_run.cells:
+        jobs = [one.job_id for one in (*cell.new_failures, *cell.findings.regressions)]
+        commands += rerun_commands(cell.run_id, jobs) if cell.run_id else ()
+    virtual = any(cell.virtual for cell in nightly_run.cells)
+    notes = {
+        NEW: nightly_run.new_failures,
+        REGRESSED: nightly_run.regressions,
+        FAILING_BEFORE: nightly_run.still_failing,
+        NOT_YOURS: nightly_run.troubles,
+    }
+    return Review(
+        name=f"farm nightly {nightly_run.name}",
+        state="passed"
+        if nightly_run.code == 0
+        else "failed"
+        if nightly_run.code in (record.FAILED, record.REGRESSED)
+        else "infra",
+        sentence=f"{nightly_run.word}: {counted(nightly_run.counts)} in {fmt.duration(nightly_run.seconds)}",
+        facts=(SIMULATED,) if virtual else (),
+        sections={title: [(one.job_id, one.reason) for one in found] for title, found in notes.items()},
+        commands=tuple(commands[:MOST_COMMANDS]),
+        url=nightly_run.report_url,
+    )
 
 
 def nightly_annotations(nightly_run: NightlyRun) -> list[str]:

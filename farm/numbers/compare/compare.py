@@ -122,7 +122,7 @@ def compare_sides(config: Config, store: Store, request: ComparisonRequest) -> C
 
 def keep(report: CompareReport, folder: Path) -> None:
     """Write the comparison and its page into its folder."""
-    from farm.report.formats.comparison import compare_json
+    from farm.report.formats.review import compare_json
     from farm.report.html.page import render_compare
 
     write_atomically(folder / REPORT_FILE, compare_json(report))
