@@ -1,44 +1,58 @@
-"""Examination of attached devices, now: whether each is fit to be measured on. `farm devices check`."""
+"""Examination of attached devices, now, and its transcript for a bug report. `farm devices check`."""
 
 from __future__ import annotations
 
 import contextlib
+import getpass
+import io
+import ipaddress
 import logging
 import os
+import platform
+import re
 import secrets
+import socket
 import statistics
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from farm import __version__
 from farm.base.backends.registry import DEFAULT_BACKEND
 from farm.base.config.settings import Config, HealthConfig
 from farm.base.errors import ConfigError, DeviceError, FarmError, MissingToolError, UnknownNameError
 from farm.base.files import own_folder
 from farm.base.processes import Supervisor
 from farm.base.socs import load_socs, no_profile
+from farm.base.text import json_document, visible, with_texts
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.reuse import find_bundles_for
+from farm.builds.runtime.packages import package_version
 from farm.builds.runtime.parts import ElfHeader, read_elf
 from farm.builds.runtime.runtime import Runtime
 from farm.devices.connect import open_transport
-from farm.devices.device import Device
+from farm.devices.device import AdbAddress, Device, SshAddress
 from farm.devices.discovery import ABSENT, Scan, scan_all
 from farm.devices.execution.content_store import SESSION_PREFIX
 from farm.devices.execution.liveness import collect_crash_logs
 from farm.devices.facts import PlatformFacts, denials, read_platform, read_status
+from farm.devices.hosts import host_configs
+from farm.devices.ssh.config import ssh_address
 from farm.devices.transport import Transport
 from farm.dispatch.device_run.device_worker import DeviceWorker
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.pool.device_pool import DevicePool, LeaseTerms
 from farm.dispatch.pool.fleet import is_called, narrowed, out_of_use, runtimes_of
 from farm.dispatch.request.request import RunPlan
-from farm.policy.situation import Priority
+from farm.policy.situation import Lease, Priority
 from farm.replay import properties
 from farm.replay.properties import (
     MOST_PUSH_SECONDS,
@@ -55,6 +69,9 @@ from farm.replay.stored_result import build_bundle
 from farm.store.cluster.records import PlannedJob
 from farm.store.leases.registry import Registered, Seen
 from farm.store.store import Store
+
+# Examination of attached devices, now: whether each is fit to be measured on. `farm devices check`.
+
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +110,18 @@ class CheckedDevice(msgspec.Struct, frozen=True):
     """Checked properties in order; for a device without an examination only its identity and profile."""
 
 
-def check_devices(config: Config, store: Store, names: Sequence[str], wait_s: float) -> list[CheckedDevice]:
+class CheckReport(msgspec.Struct, frozen=True):
+    """Checked device with the answers behind it, for a transcript."""
+
+    checked: CheckedDevice
+    device: Device | None = None
+    facts: dict[str, Any] = {}
+    """Answers of the device and files of the runtime."""
+    logs: dict[str, str] = {}
+    """Log lines about the DSP, by kind."""
+
+
+def check_devices(config: Config, store: Store, names: Sequence[str], wait_s: float) -> list[CheckReport]:
     """Examine the devices called `names`, and return the results.
 
     Without names the device of ANDROID_SERIAL is checked, else all attached devices.
@@ -124,24 +152,25 @@ def check_devices(config: Config, store: Store, names: Sequence[str], wait_s: fl
         if devices := [device for device, reason in judged if not reason]:
             found += _check(config, store, devices, before, wait_s, supervisor)
     order = list(CheckOutcome)
-    return sorted(found, key=lambda one: (order.index(one.outcome), one.soc, one.name))
+    return sorted(found, key=lambda one: (order.index(one.checked.outcome), one.checked.soc, one.checked.name))
 
 
-def _not_checked(device: Device, soc_before: str, reason: str) -> CheckedDevice:
+def _not_checked(device: Device, soc_before: str, reason: str) -> CheckReport:
     lines = identity(device, soc_before), profile(device)
     outcome = CheckOutcome.NOT_CHECKED
-    return CheckedDevice(device.id, device.called, device.soc, device.kind, outcome, reason, properties=lines)
+    checked = CheckedDevice(device.id, device.called, device.soc, device.kind, outcome, reason, properties=lines)
+    return CheckReport(checked, device)
 
 
-def _unfit(id_: str, known: Registered | None, reason: str, line: CheckedProperty) -> CheckedDevice:
+def _unfit(id_: str, known: Registered | None, reason: str, line: CheckedProperty) -> CheckReport:
     """Return the report of a device that cannot be asked."""
     name, soc, kind = (known.called, known.soc, known.kind) if known is not None else (id_, "", "")
-    return CheckedDevice(id_, name, soc, kind, CheckOutcome.UNFIT, reason, properties=(line,))
+    return CheckReport(CheckedDevice(id_, name, soc, kind, CheckOutcome.UNFIT, reason, properties=(line,)))
 
 
 def _unusable(
     scan: Scan, known: Mapping[str, Registered], attached: Iterable[Device], names: Sequence[str]
-) -> Iterator[CheckedDevice]:
+) -> Iterator[CheckReport]:
     """Yield devices that cannot be checked: attached but refused, or named but absent. Raises UnknownNameError."""
     places = {id_: one for one in known.values() for id_ in (one.id, one.serial, one.name) if id_}
     missing = {name for name in names if not any(is_called(one, known.get(one.id), name) for one in attached)}
@@ -170,7 +199,7 @@ def _check(
     before: Mapping[str, str],
     wait_s: float,
     supervisor: Supervisor,
-) -> list[CheckedDevice]:
+) -> list[CheckReport]:
     """Return the reports of usable devices; `before` has the SoCs of earlier times, by device."""
     token = f"check-{secrets.token_hex(6)}"
     terms = LeaseTerms(config.leases, Priority.PERSON, "farm devices check", None)
@@ -180,7 +209,7 @@ def _check(
         plan = _plan(config, usable, runtimes, token, folder, supervisor) if usable else None
         pool = DevicePool(devices, store, terms)
 
-        def examined(number: int) -> CheckedDevice:
+        def examined(number: int) -> CheckReport:
             device = devices[number]
             worker = None
             if plan is not None and device.id in runtimes:
@@ -289,59 +318,71 @@ class _Examination:
     folder: Path
 
     def __post_init__(self) -> None:
-        runtime = self.worker.run.runtime if self.worker is not None else None
+        self._runtime = runtime = self.worker.run.runtime if self.worker is not None else None
         self._headers = _headers(runtime)
         self._runtime_bytes = sum(path.stat().st_size for path in runtime.files.values()) if runtime else 0
         self._lines: dict[Property, CheckedProperty] = {}
+        self._facts: dict[str, Any] = {}
 
-    def report(self) -> CheckedDevice:
-        """Return the result: a failed health check or an error makes a device unfit."""
+    def report(self) -> CheckReport:
+        """Return the report: a failed health check or an error makes a device unfit."""
         started = time.time()
         device = self.device
         self._note(identity(device, self.soc_before))
         self._note(profile(device))
-        try:
-            status = read_status(self.transport, os=device.os)
-        except DeviceError as problem:
-            for name in (Property.ROOM, Property.TEMPERATURE):
-                self._note(not_checked(name, problem.problem))
-        else:
+        if status := self._ask("status", lambda: read_status(self.transport, os=device.os)):
             self._note(properties.room(status, self._runtime_bytes))
             self._note(properties.temperature(status, self.limits))
+        else:
+            for name in (Property.ROOM, Property.TEMPERATURE):
+                self._note(not_checked(name, self._facts["status"]["problem"]))
         try:
             is_root = self.transport.user_id() == 0
             self._note(properties.root(is_root=is_root, refusal="" if is_root else self.transport.root_refusal()))
         except DeviceError as problem:
             self._note(not_checked(Property.ROOT, problem.problem))
-        try:
-            platform = read_platform(self.transport)
-        except DeviceError:
-            platform = PlatformFacts()
+        platform = self._ask("platform", lambda: read_platform(self.transport)) or PlatformFacts()
         self._note(properties.page_size(platform, self._headers))
-        speed: float | None = None
-        try:
-            speed = self._push_speed()
-            self._note(properties.push_speed(speed, self._runtime_bytes))
-        except DeviceError as problem:
-            self._note(error(Property.PUSH, problem.problem))
+        speed = self._ask("push_bytes_per_s", self._push_speed)
         checked = self._run_health_check(speed)
-        denied: tuple[str, ...] = ()
-        if speed is not None:
-            logs = collect_crash_logs(self.transport, device.os, self.folder / "check-logs", since=started)
-            denied = denials(path.read_text(encoding="utf-8") for path in logs.values())
+        logs: dict[str, str] = {}
+        if speed is None:
+            self._note(error(Property.PUSH, self._facts["push_bytes_per_s"]["problem"]))
+        else:
+            self._note(properties.push_speed(speed, self._runtime_bytes))
+            found = collect_crash_logs(self.transport, device.os, self.folder / "check-logs", since=started)
+            logs = {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
+        denied = denials(logs.values())
         self._note(properties.selinux(platform, denied))
         self._note(properties.domain(device, platform, checked))
         self._note(properties.skel(device, self._headers, checked, self.missing))
         self._note(properties.health(checked))
         self._note(properties.latencies(checked))
+        self._facts["runtime"] = _described(self._runtime, self._headers)
+        kept = {"dsp": logs.get("dsp", ""), "denials": "\n".join(denied)}
         lines = tuple(self._lines[name] for name in Property)
         reason = checked.problem or next((f"{one.name}: {one.line}" for one in lines if one.level is Level.ERROR), "")
         outcome = CheckOutcome.UNFIT if reason else CheckOutcome.FIT
         latency_ms = statistics.median(checked.latency_ns) / 1e6 if checked.latency_ns and not reason else None
-        return CheckedDevice(device.id, device.called, device.soc, device.kind, outcome, reason, latency_ms, lines)
+        return CheckReport(
+            CheckedDevice(device.id, device.called, device.soc, device.kind, outcome, reason, latency_ms, lines),
+            device,
+            self._facts,
+            {name: text for name, text in kept.items() if text},
+        )
 
     def _note(self, line: CheckedProperty) -> None:
         self._lines[line.name] = line
+
+    def _ask(self, name: str, question: Callable[[], Any]) -> Any:
+        """Return the answer to a question, which the report gets; None for a failure, noted as such."""
+        try:
+            answer = question()
+        except DeviceError as problem:
+            self._facts[name] = {"problem": problem.problem}
+            return None
+        self._facts[name] = msgspec.to_builtins(answer)
+        return answer
 
     def _push_speed(self) -> float:
         """Push random bytes, and remove them; return bytes per second."""
@@ -379,3 +420,147 @@ def _headers(runtime: Runtime | None) -> dict[str, ElfHeader]:
         with contextlib.suppress(FarmError, OSError):
             found[name] = read_elf(path)
     return found
+
+
+def _described(runtime: Runtime | None, headers: Mapping[str, ElfHeader]) -> dict[str, Any]:
+    if runtime is None:
+        return {}
+    files = {
+        name: {
+            "sha256": runtime.hashes.get(name, ""),
+            "machine": headers[name].machine_name if name in headers else "",
+            "page_bytes": headers[name].page_bytes if name in headers else 0,
+        }
+        for name in sorted(runtime.files)
+    }
+    return {"versions": runtime.versions, "files": files}
+
+
+# Transcript of `farm devices check` for a bug report: lines, answers, versions; no names.
+
+
+# Folders of this machine, and of Linux devices, in which names of accounts and projects are.
+_BELOW = r"(?:/[^\s'\":;,)]*)?"
+_PATH = re.compile(
+    rf"(?<![\w/.-])/(?:home|Users|Volumes|root|tmp|var|opt|work|mnt|media|srv|run){_BELOW}|\b[A-Za-z]:\\Users\\\S*"
+)
+_ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5})?(?![\d.])")
+_MAC = re.compile(r"(?<![0-9A-Fa-f:-])(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}(?![0-9A-Fa-f:-])")
+_MAYBE_IPV6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f]{0,4}:[0-9A-Fa-f:]*:[0-9A-Fa-f.]*(?:%\w+)?(?![\w:])")
+# IMEI, IMSI and ICCID of a phone.
+_NUMBER = re.compile(r"(?<!\d)\d{15,20}(?!\d)")
+_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_PATTERNS = (
+    (_EMAIL, "<account>"), (_PATH, "<path>"), (_ADDRESS, "<address>"), (_MAC, "<address>"), (_NUMBER, "<number>"),
+)  # fmt: skip
+# Account of every machine, and a word of the lines.
+_COMMON = frozenset({"root", "shell", ""})
+_PACKAGES = ("executorch", "torch", "onnxruntime-qnn")
+
+
+class Anonymizer:
+    """Replacement of names in texts: devices, hosts, accounts, paths, addresses."""
+
+    def __init__(self, config: Config, reports: Sequence[CheckReport], leases: Iterable[Lease] = ()) -> None:
+        """Collect the names; `leases` name other users of the devices."""
+        words: dict[str, str] = {}
+        for number, report in enumerate(reports):
+            words |= dict.fromkeys(_names(report), f"<device {number}>")
+            words |= dict(_places(report.device)) if report.device is not None else {}
+        for lease in leases:
+            # Commands of other users name their folders and jobs.
+            words[lease.host] = "<host>"
+            words |= {repr(lease.purpose): "<command>"} if lease.purpose else {}
+            words |= dict.fromkeys((lease.user, lease.reserved_for), "<account>")
+        hosts = list(host_configs(config))
+        for host in hosts:
+            words |= dict.fromkeys((host.name, host.adb.host), "<host>")
+        named = (*(host.ssh for host in hosts), *(device.ssh for device in config.devices))
+        for login in (one for one in named if one is not None):
+            words |= {login.host: "<host>", login.user: "<account>"}
+            # Without a usable configuration of ssh no machine on the way is known.
+            with contextlib.suppress(FarmError):
+                words |= dict(_ssh_places(ssh_address(login)))
+        words[socket.gethostname()] = "<host>"
+        accounts = (getpass.getuser(), os.environ.get("USER", ""), os.environ.get("LOGNAME", ""))
+        words |= dict.fromkeys(accounts, "<account>")
+        folders = (config.state_dir, config.cache_dir, config.sdk_root, config.file, Path.cwd(), Path.home())
+        paths = {str(folder) for folder in (*folders, sys.prefix) if folder is not None} - {"/"}
+        self._words = {word.casefold(): place for word, place in words.items() if word.casefold() not in _COMMON}
+        # Names as whole words, and paths with all that is below them.
+        alternatives = (
+            rf"{re.escape(one)}{_BELOW}" if one in paths else rf"(?<![A-Za-z0-9]){re.escape(one)}(?![A-Za-z0-9])"
+            for one in sorted((*paths, *self._words), key=len, reverse=True)
+        )
+        self._pattern = re.compile("|".join(alternatives) or r"(?!)", re.IGNORECASE)
+
+    def text(self, text: str) -> str:
+        """Return `text` without names."""
+        text = self._pattern.sub(lambda found: self._words.get(found[0].casefold(), "<path>"), visible(text))
+        for pattern, place in _PATTERNS:
+            text = pattern.sub(place, text)
+        return _MAYBE_IPV6.sub(lambda found: "<address>" if _is_ipv6(found[0]) else found[0], text)
+
+
+def transcript(
+    config: Config, reports: Sequence[CheckReport], lines: Iterable[str], leases: Iterable[Lease] = ()
+) -> bytes:
+    """Return the zip file with `lines` as the command prints them, and the answers behind them, without names.
+
+    `leases` name other users of the devices.
+    """
+
+    hide = Anonymizer(config, reports, leases)
+    versions = {name: package_version(name) for name in _PACKAGES}
+    about = {"farm": __version__, "python": platform.python_version(), "system": platform.system(), **versions}
+    files = {"check.txt": "\n".join(hide.text(line) for line in lines).encode() + b"\n"}
+    devices = []
+    for number, report in enumerate(reports):
+        checked = msgspec.to_builtins(report.checked)
+        build = report.device.build if report.device is not None else ""
+        devices.append({"checked": checked, "facts": _without_boot(report.facts), "build": build})
+        files |= {f"device-{number}/{kind}.txt": hide.text(text).encode() for kind, text in report.logs.items()}
+    files["check.json"] = json_document({"schema": 1, "versions": about, "devices": with_texts(devices, hide.text)})
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in files.items():
+            file.writestr(name, data)
+    return archive.getvalue()
+
+
+def _without_boot(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return facts without the boot id and other names of the device."""
+    left_out = ("boot_id", "addresses")
+    return {
+        name: {key: one for key, one in value.items() if key not in left_out} if isinstance(value, dict) else value
+        for name, value in facts.items()
+    }
+
+
+def _names(report: CheckReport) -> Iterator[str]:
+    yield from (report.checked.id, report.checked.name)
+    if (device := report.device) is not None:
+        yield from (device.serial, device.serialno, device.name, *device.known_as, *device.labels)
+
+
+def _places(device: Device) -> Iterator[tuple[str, str]]:
+    """Yield hosts and accounts on the way to a device, with their replacements."""
+    address = device.address
+    hosts = (address.host, address.tunnel) if isinstance(address, AdbAddress) else ()
+    yield from ((host, "<host>") for host in (device.host, address.place, *hosts))
+    if isinstance(address, SshAddress):
+        yield from _ssh_places(address)
+
+
+def _ssh_places(address: SshAddress) -> Iterator[tuple[str, str]]:
+    for hop in (address, *address.jumps):
+        yield from ((host, "<host>") for host in (hop.host, hop.alias, hop.host_key_alias))
+        yield hop.user, "<account>"
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True

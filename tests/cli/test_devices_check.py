@@ -1,8 +1,12 @@
-"""`farm devices check`: a line for each property of a device."""
+"""`farm devices check`: a line for each property of a device, and a transcript without names."""
 
 from __future__ import annotations
 
+import getpass
+import json
 import re
+import socket
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +19,16 @@ from farm_home import FarmHome
 from waiting import until
 
 from farm.base.config.devices import HealthConfig
+from farm.base.config.settings import load_config
 from farm.base.text import named_values
 from farm.builds.runtime.parts import AARCH64, HEXAGON, read_elf
-from farm.devices.device import AdbAddress, Device
+from farm.devices.device import AdbAddress, Device, SshAddress
 from farm.devices.facts import DeviceStatus, PlatformFacts, parse_platform
 from farm.devices.virtual.faults import Fault, clear, inject
 from farm.devices.virtual.tree import LOGCAT
+from farm.policy.situation import Lease, Priority
 from farm.replay import properties
+from farm.replay.check import Anonymizer, CheckedDevice, CheckOutcome, CheckReport
 from farm.replay.properties import HealthCheckResult, Level, Property
 from farm.results.attempt import Cause
 
@@ -137,6 +144,69 @@ def test_a_production_build_is_a_warning_about_root(farm_cache: Path, tmp_path: 
         lines = check(user, 0)
     assert lines["root"]["level"] == "warning"
     assert "production build" in lines["root"]["text"]
+
+
+def test_the_transcript_has_no_serial_account_or_path(phone: Attached, tmp_path: Path) -> None:
+    phone.farm("devices", "name", SERIAL, "adas-phone", code=0)
+    # The text of the fault has names of each kind: device, account, path, address.
+    text = f"Error 0x8000054f: {SERIAL} of ada.lovelace@example.org at {phone.home.state}/x and 192.168.7.9:5555, root"
+    inject(phone.root(0), refusing(text))
+    saved = tmp_path / "check.zip"
+    done = phone.home.farm(
+        "devices", "check", "adas-phone", "--save", str(saved), env={**phone.env, "USER": "lovelace-a"}, code=4
+    )
+    phone.farm("devices", "name", SERIAL, "", "--yes", code=0)
+    assert f"wrote {saved}" in done.stderr
+    with zipfile.ZipFile(saved) as archive:
+        names = archive.namelist()
+        contents = {name: archive.read(name).decode() for name in names}
+    assert {"check.txt", "check.json"} <= set(names)
+    everything = "\n".join((*names, *contents.values()))
+    hidden = [SERIAL, "adas-phone", "lovelace-a", "ada.lovelace", socket.gethostname(), "192.168.7.9", "127.0.0.1:"]
+    hidden += [str(phone.home.state), str(phone.home.cache), str(tmp_path), str(phone.folder)]
+    hidden += [getpass.getuser()] if getpass.getuser() != "root" else ["/root"]
+    assert [word for word in hidden if word in everything] == []
+    answer = json.loads(contents["check.json"])
+    [device] = answer["devices"]
+    assert answer["versions"]["executorch"]
+    assert device["facts"]["platform"]["page_bytes"] == 4096
+    assert device["facts"]["runtime"]["files"]["farm_runner"]["page_bytes"] >= 4096
+    assert {line["name"] for line in device["checked"]["properties"]} == {str(name) for name in Property}
+    assert "error    unsigned PD" in contents["check.txt"]
+
+
+NAMED = """\
+on the way, at alicejump@gatekeeper: no answer
+no SSH server can be reached at GATEKEEPER, port 22
+fe80::1ff:fe23:4567:890a%wlan0 and [2001:db8::7]:5555
+00:11:22:33:44:55 02-11-22-33-44-56
+is used by grace since 10:05 for 'farm exec wearables/net.py' (process 7 on labhost7)
+is reserved for Henry until 12:00
+device ser123 SER123_x
+no tunnel to rack-nine: tom@middlebox refused
+/Volumes/alice/x C:\\Users\\alice\\x
+imei 356938035643809
+"""
+NAMES = "alice|gatekeeper|fe80|2001|:22:33|-22-33|grace|labhost7|wearables|henry|ser123|rack-nine|tom@|middlebox|3569"
+
+
+def test_no_name_of_people_machines_or_phones_is_left(tmp_path: Path) -> None:
+    file = tmp_path / "farm.toml"
+    file.write_text('[[host]]\nname = "rack-nine"\nssh = "tom@middlebox"\n')
+    file.chmod(0o600)
+    address = SshAddress("board7", "tester", jumps=(SshAddress("gatekeeper", "alicejump"),))
+    device = Device(serial="SER123", soc="SM8650", kind="hardware", build="b", address=address, product="p", name="n1")
+    report = CheckReport(CheckedDevice("SER123", "n1", "SM8650", "hardware", CheckOutcome.NOT_CHECKED), device)
+    command = "farm exec wearables/net.py"
+    lease = Lease("SER123", 1, "t", "grace", "labhost7", 7, command, Priority.PERSON, 0, 0, reserved_for="henry")
+    for line in NAMED.splitlines():
+        shown = Anonymizer(load_config(file), [report], [lease]).text(line)
+        assert not re.search(NAMES, shown, re.IGNORECASE), shown
+
+
+def test_times_and_names_of_code_stay_in_a_transcript() -> None:
+    text = "at 09:37:44: QNN 2.49.40.260810104044: c10::Error in std::vector, at::add: 0x8000054f"
+    assert Anonymizer(load_config(), []).text(text) == text
 
 
 def test_facts_of_a_system_are_read_from_hostile_answers() -> None:

@@ -12,7 +12,7 @@ import click
 
 from farm.base.errors import ExitCode
 from farm.base.text import one_line
-from farm.cli.options import duration, is_json, json_option, limit_option, yes_option
+from farm.cli.options import OUTPUT_FILE, duration, is_json, json_option, limit_option, yes_option
 from farm.cli.output import (
     acted,
     echo,
@@ -31,6 +31,7 @@ from farm.report.terminal.layout import LEAST_WIDTH, columns, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from rich.text import Text
 
@@ -381,8 +382,10 @@ def unquarantine_command(*, device: str) -> None:
 @click.argument("names", nargs=-1, metavar="[DEVICE]...")
 @click.option("--wait", "wait_s", metavar="TIME", callback=duration,
               help="Longest wait for a device that another command uses.")  # fmt: skip
+@click.option("--save", type=OUTPUT_FILE, metavar="FILE.zip",
+              help="Write a transcript for a bug report, without serials, accounts and paths.")  # fmt: skip
 @json_option()
-def check_command(*, names: tuple[str, ...], wait_s: float | None) -> int:
+def check_command(*, names: tuple[str, ...], wait_s: float | None, save: Path | None) -> int:
     """Check devices now, all attached ones without a name: one line per property.
 
     ok, a warning with the next step, or an error: identity, SoC profile, free
@@ -394,15 +397,25 @@ def check_command(*, names: tuple[str, ...], wait_s: float | None) -> int:
     """
     if len(names) == 1 and acted("check", device=names[0], taken=("names",)):
         return 0
-    from farm.cli.output import notice
+    from farm.cli.output import notice, written
     from farm.dispatch.notify.quarantine import announcing
     from farm.replay.check import CheckOutcome, check_devices
 
     with opened() as (config, store), announcing(config, store):
+        # Leases of other users may begin and end during the check.
+        leases = [*store.leases.all(), *store.leases.upcoming()]
         found = check_devices(config, store, names, wait_s or 0.0)
-    shown = (short for one in found for line in _check_lines(one) for short in _folded(line))
-    show({"devices": found}, shown)
-    outcomes = {one.outcome for one in found}
+        leases += [*store.leases.all(), *store.leases.upcoming()]
+    lines = [line for report in found for line in _check_lines(report.checked)]
+    if save is not None:
+        from farm.replay.check import transcript
+
+        with written(save) as file:
+            file.write(transcript(config, found, lines, leases))
+        notice(f"wrote {save}: look through it before you publish it")
+    shown = (short for line in lines for short in _folded(line))
+    show({"devices": [one.checked for one in found]}, shown)
+    outcomes = {one.checked.outcome for one in found}
     if not outcomes:
         notice("no device is attached: 'farm devices' shows the devices, and why others cannot be used")
     good = {CheckOutcome.FIT} if names else {CheckOutcome.FIT, CheckOutcome.NOT_CHECKED}
