@@ -32,7 +32,7 @@ PRELOADED = (
 )  # fmt: skip
 _PRELOADED_OF_TESTS = ("chaos_farm", "warm_pages", "warm_torch")
 FORKED = frozenset({
-    "alerts", "data export", "data import", "data sql", "debug", "devices check", "devices disable", "devices enable",
+    "alerts", "data export", "data import", "debug", "devices check", "devices disable", "devices enable",
     "devices label", "devices lease", "devices list", "devices name", "devices release", "devices remove",
     "devices show", "devices socs", "devices unquarantine", "diff", "doctor", "exec", "help", "history", "jobs",
     "lab accounts", "lab agent drain", "lab agent list", "lab notify", "lab queue", "lab quota", "lab roles", "lease",

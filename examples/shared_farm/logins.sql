@@ -16,6 +16,6 @@ GRANT farm_server TO web;
 CREATE ROLE mia LOGIN;
 GRANT lab TO mia;
 
--- Reader, such as a wall screen or a person with queries of their own (farm data sql).
+-- Reader, such as a wall screen or a person with queries of their own (psql).
 CREATE ROLE wall LOGIN;
 GRANT farm_reader TO wall;

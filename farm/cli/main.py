@@ -91,7 +91,6 @@ _IN_GROUPS = {
     "data": {
         "export": ("looking.transfer:export_command", "Write runs for other tools or another store."),
         "import": ("looking.transfer:import_command", "Read runs that 'farm data export' wrote."),
-        "sql": ("looking.data:sql_command", "Query the store in SQL, read only."),
         "mcp": ("looking.data:mcp_command", "Answer the tools of an AI assistant (MCP)."),
     },
 }
@@ -125,7 +124,7 @@ _GROUPS = {
     "devices": "Devices: list, show, lease, release, shell, check, enable, disable.",
     "lab": "Shared farm: agents, accounts, audit, queue, quotas, notices, roles.",
     "setup": "This machine: toolchains, SDKs, runtimes, signing, cache.",
-    "data": "Store: export, import, SQL, MCP.",
+    "data": "Store: export, import, MCP.",
 }
 _FIRST = ("doctor", "suites", "run", "show", "report", "status", "diff", "serve", "devices", "exec", "history", "lease")
 _OTHERWISE = {

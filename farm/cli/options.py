@@ -192,9 +192,6 @@ class _Time(click.ParamType[float]):
 
     name = "time"
 
-    def __init__(self, least_s: float, most_s: float) -> None:
-        self._least_s, self._most_s = least_s, most_s
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return seconds. Raises BadParameter."""
         try:
@@ -203,15 +200,15 @@ class _Time(click.ParamType[float]):
             seconds = in_seconds(value)
         if seconds is None:
             self.fail(f"{value!r}: expected a time such as 90s, 10m or 1h30m, or seconds", param, ctx)
-        if not self._least_s <= seconds <= self._most_s:
-            self.fail(f"{value!r} is not in the range from {self._least_s:g} to {self._most_s:g} s", param, ctx)
+        if not 1 <= seconds <= LONGEST_S:
+            self.fail(f"{value!r} is not in the range from 1 to {LONGEST_S:g} s", param, ctx)
         return seconds
 
 
-def timeout_option(text: str, default: float = 300.0, most_s: float = LONGEST_S) -> Decorator:
+def timeout_option(text: str, default: float = 300.0) -> Decorator:
     """Return the option `--timeout` as `timeout_s`, in seconds."""
     return click.option(
-        "--timeout", "timeout_s", type=_Time(1, most_s), default=f"{default:g}s", metavar="TIME",
+        "--timeout", "timeout_s", type=_Time(), default=f"{default:g}s", metavar="TIME",
         show_default=True, help=text,
     )  # fmt: skip
 

@@ -316,12 +316,6 @@ class Database:
         """Return the text of an error without the passwords of the address."""
         return redacted(text, self._secrets)
 
-    @contextmanager
-    def psycopg_engine(self) -> Iterator[Engine]:
-        """Yield an engine of the PostgreSQL driver with the extended protocol, which accepts a single statement."""
-        with self._store_errors():
-            yield create_engine(self._url.set(drivername=f"postgresql+{postgresql.DRIVER}"), use_native_hstore=False)
-
     def vacuum(self) -> None:
         """Rewrite an SQLite file without the space of removed rows; writers wait meanwhile. Raises StoreError."""
 

@@ -231,16 +231,6 @@ class Store:
 
         self._database.write(change)
 
-    def ask(self, query: str, limit: int, seconds: float = 60.0) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Return the names of the columns and at most `limit` rows of one SELECT in the database's own SQL.
-
-        Raises UsageError for a query that does more, fails or takes longer than `seconds`, and for a store that is
-        open for writing.
-        """
-        from farm.store.queries.ask import ask
-
-        return ask(self._database, query, limit, seconds)
-
     runs: RunReader = _group("queries.runs", "RunReader")
     """Runs, their jobs and attempts."""
     status: StatusReader = _group("queries.status", "StatusReader")

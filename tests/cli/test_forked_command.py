@@ -22,7 +22,7 @@ sys.stdin.read()
 """
 
 CALLS = {
-    "alerts": "assign 1", "data export": "latest", "data import": "none.jsonl", "data sql": "'SELECT id FROM run'",
+    "alerts": "assign 1", "data export": "latest", "data import": "none.jsonl",
     "debug": "none/add", "devices check": "none", "devices disable": "none", "devices enable": "none",
     "devices label": "none", "devices lease": "--device R5CX1", "devices list": "--json",
     "devices name": "none desk", "devices release": "R5CX1", "devices remove": "none", "devices show": "R5CX1",

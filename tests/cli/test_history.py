@@ -22,7 +22,7 @@ from farm.store.rows import now_ms
 from farm.store.store import Store, open_store
 from farm.suites.suite import Job
 
-# `farm history`, `farm diff`, `farm status` and `farm data sql` of a store with made-up runs.
+# `farm history`, `farm diff` and `farm status` of a store with made-up runs.
 
 
 LATENCY = measured("latency", 2e6)
@@ -112,21 +112,6 @@ def test_two_runs_are_compared_the_newer_one_is_the_second(home: FarmHome, store
     assert "  qnn: 2.51 -> 2.52" in lines
     assert "    dsp_heap_difference: -4,096 bytes -> 8,192 bytes" in lines
     assert lines[lines.index(f"  {JOB.id}") - 1] == "WORSE: 1"
-
-
-def test_a_question_in_sql_is_answered_and_changes_nothing(home: FarmHome, store: Store) -> None:
-    with store:
-        for hour in range(2):
-            record(store, hour, measured("offset", -4096.0, "bytes", exact=True))
-    table = lines_of(home, "data", "sql", "SELECT host, count(*) AS runs FROM run GROUP BY host")
-    assert [line.split() for line in table] == [["host", "runs"], ["bench", "2"]]
-    csv = home.farm("data", "sql", "SELECT id FROM run ORDER BY 1", "--csv", "--limit", "1").stdout
-    assert csv.startswith("id\n2026")
-    answer = home.json("data", "sql", "-", stdin="SELECT samples FROM counter LIMIT 1")
-    assert answer["rows"] == [["00f0ffffffffffff"]]
-    for query in ("DELETE FROM run", "selct", "", "SELECT nothing FROM run", "SELECT 1; SELECT 2"):
-        home.refused("data", "sql", query)
-    assert home.farm("data", "sql", "SELECT count(*) FROM run", "--csv").stdout == "count(*)\n2\n"
 
 
 def test_the_pass_rate_and_flakiness_are_shown(home: FarmHome, store: Store) -> None:

@@ -195,7 +195,7 @@ def test_options_of_the_runner_are_measured_on_one_program(home: FarmHome, tmp_p
     assert page.read_text() == (folder / "compare.html").read_text()
     assert "htp_performance_mode=burst" in page.read_text()
     # A comparison is no run.
-    assert home.farm("data", "sql", "select count(*) as runs from run").stdout.split()[-1] == "0"
+    assert home.json("runs", "list")["total"] == 0
     assert wait_for_no_process(home) == {}
 
 

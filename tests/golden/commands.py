@@ -39,15 +39,6 @@ RUNS = {
 }
 """Runs of other shapes than the nightly run."""
 
-_VERDICTS = (
-    "SELECT run_id, job.name, verdict, stage, cause, reason, known_issue FROM attempt"
-    " JOIN run_job ON run_job.id = run_job_id JOIN job ON job.id = job_id WHERE run_id LIKE '20261120%'"
-    " ORDER BY attempt.id LIMIT 12"
-)
-_RUNS = "SELECT id, command, priority, started_ms, finished_ms, exit_code FROM run WHERE id < '20261119' ORDER BY id"
-_SAMPLES = "SELECT attempt_id, position, n, p50, mad, samples FROM measurement ORDER BY 1, 2 LIMIT 5"
-_NOTHING = "SELECT id FROM run WHERE id = 'x'"
-
 ASKED = [
     ["status"],
     ["status", RUNS["killed"]],
@@ -81,9 +72,7 @@ ASKED = [
     ["setup", "cache", "show"],
     ["virtual", "faults"],
     ["nightly", "night.toml", "--check"],
-    *(["data", "sql", query] for query in (_RUNS, _VERDICTS, _SAMPLES, _NOTHING)),
 ]
-CSV = [["data", "sql", "--csv", query] for query in (_VERDICTS, _SAMPLES, _NOTHING)]
 EXPORTED = {
     "ctrf": (NIGHTLY_RUN, RUNS["farm exec"], RUNS["farm pytest"]),
     "junit": (NIGHTLY_RUN, RUNS["farm debug"], RUNS["farm exec"]),
@@ -103,7 +92,6 @@ WRITTEN = [
     ["perf", "baseline", "quantized_ops/conv2d", "--metric", "latency"],
     ["history", "quantized_ops/conv2d", "--limit", "2"],
     ["runs", "prune", "--keep", "5d", "--yes"],
-    ["data", "sql", _RUNS],
     ["history", "quantized_ops/layer_norm", "--limit", "1"],
     ["data", "import", "all.jsonl"],
     ["data", "import", "all.jsonl"],
@@ -220,7 +208,6 @@ def main() -> None:
     os.chdir(folder)
     (folder / "night.toml").write_text(NIGHTLY)
     answers = [call(arguments[0], [*arguments, "--json"]) for arguments in ASKED]
-    answers += [call(arguments[0], arguments) for arguments in CSV]
     for kind, runs in EXPORTED.items():
         answers += [call(f"export {kind}", ["data", "export", "--format", kind, run]) for run in runs]
     with serving() as url:

@@ -396,8 +396,8 @@ _DECIDED = """
 
 
 def rows(address: str, query: str) -> list[tuple[Any, ...]]:
-    with open_store(address, readonly=True) as reader:
-        return reader.ask(query, 1000)[1]
+    with open_store(address, readonly=True) as reader, reader._database.reading() as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(query)]
 
 
 def judged(order: Sequence[Verdict]) -> int:
