@@ -58,7 +58,6 @@ _IN_GROUPS = {
         "lease": ("devices.lease:lease_command", "Reserve a device for your commands."),
         "release": ("devices.lease:release_command", "Give a leased device back."),
         "shell": ("devices.hold:shell_command", "Open a shell on a device."),
-        "adb": ("devices.hold:adb_command", "Run your own adb on a device."),
         "connect": ("devices.hold:connect_command", "Connect a device to your adb: scrcpy, Android Studio."),
         "check": ("devices.devices:check_command", "Check the properties of devices now."),
         "enable": ("devices.devices:enable_command", "Put a device into service again."),

@@ -59,7 +59,6 @@ from farm.suites.suite import Job, Target
 WITHOUT_JSON = {
     "shell": "the device's shell has standard output",
     "devices shell": "the device's shell has standard output",
-    "devices adb": "adb has standard output",
     "devices connect": "the command on the device has standard output",
     "setup completion": "prints a script for a shell",
     "data mcp": "answers a client in a protocol of its own",

@@ -1,4 +1,4 @@
-"""`farm devices adb` and `farm devices connect`: a leased device of another adb server under the user's own adb."""
+"""`farm devices connect`: a leased device of another adb server under the user's own adb."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from ssh_server import SshServer, login, running
 from waiting import Started, until
 
 from farm.base.processes import Supervisor
-from farm.cli.devices.hold import refusal
 from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
 from farm.devices.virtual.boot import boot
 from farm.devices.virtual.relay import Relay
@@ -85,38 +84,6 @@ class Connected:
         return self.process.returncode, errors
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ("", "no command for adb"),
-        ("-s other shell", "leave -s out"),
-        ("-P5038 shell", "leave -P5038 out"),
-        ("kill-server", "which other devices share"),
-        ("wait-for-device kill-server", "which other devices share"),
-        ("disconnect", "for other devices"),
-        ("reconnect offline", "for other devices"),
-        ("forward --remove-all", "name one with forward --remove"),
-    ],
-)
-def test_adb_is_for_the_one_device(words: str, why: str) -> None:
-    assert why in refusal(words.split())
-
-
-@pytest.mark.parametrize("words", ["shell -s kill-server", "wait-for-device shell", "--version", "reconnect"])
-def test_usual_commands_of_adb_are_taken(words: str) -> None:
-    assert refusal(words.split()) == ""
-
-
-def test_adb_runs_on_the_leased_device_and_its_output_and_exit_code_are_handed_on(
-    attic: FarmHome, servers: TwoServers, store: Store
-) -> None:
-    script = "getprop ro.soc.model; cat; echo bad >&2; exit 7"
-    done = attic.farm("devices", "adb", NAME, "--", "shell", script, env=servers.env, stdin="in\n")
-    assert (done.returncode, done.stdout, done.stderr) == (7, "SM8650\nin\n", "bad\n")
-    assert store.leases.all() == []
-    assert servers.listed() == []
-
-
 @pytest.mark.whole
 def test_a_device_that_another_has_is_refused_with_who_and_what_to_do(
     attic: FarmHome, servers: TwoServers, store: Store
@@ -124,10 +91,9 @@ def test_a_device_that_another_has_is_refused_with_who_and_what_to_do(
     env = servers.env
     assert "unknown device or SoC 'nobody'" in attic.refused("devices", "connect", "nobody", env=env)
     take(store, NAME, "bob")
-    for command in (("devices", "adb", NAME, "--", "shell"), ("devices", "connect", NAME)):
-        output = attic.refused(*command, env=env, code=4)
-        assert f"{NAME} is used by bob since " in output
-        assert "wait for it with --wait 10m" in output
+    output = attic.refused("devices", "connect", NAME, env=env, code=4)
+    assert f"{NAME} is used by bob since " in output
+    assert "wait for it with --wait 10m" in output
     assert "no devices are reserved for you" in attic.refused("devices", "connect", env=env)
 
 
@@ -135,7 +101,7 @@ def test_a_device_that_another_has_is_refused_with_who_and_what_to_do(
 def test_a_board_is_refused_and_told_of_the_shell(home: FarmHome, servers: TwoServers, tmp_path: Path) -> None:
     with running(SshServer, tmp_path / "board", "QCS9100", "board-7") as board:
         (home.cwd / "farm.toml").write_text(f'[[device]]\n{login(board)}storage = "{board.folder}/storage"\n')
-        for words in ("adb board-7 -- shell", "connect board-7", "connect QCS9100"):
+        for words in ("connect board-7", "connect QCS9100"):
             done = home.farm("devices", *words.split(), env=servers.env, code=2)
             assert "board-7@127.0.0.1 has no adb server" in done.stderr
             assert "'farm shell board-7@127.0.0.1' opens a shell on it" in done.stderr
@@ -241,10 +207,6 @@ def test_behind_a_machine_with_ssh_and_over_a_tunnel_that_breaks(
     with running(SshServer, tmp_path / "sshd") as board:
         far = f'adb = "127.0.0.1:{servers.far.port}"\n'
         (home.cwd / "farm.toml").write_text(f'[[host]]\nname = "attic"\n{far}{login(board)}')
-        home.farm("devices", "adb", NAME, "--", "shell", "exit 5", env=servers.env, code=5)
-        done = home.farm("devices", "adb", NAME, "--", "forward", "tcp:0", "tcp:7", env=servers.env, code=2)
-        assert f"forward would open a port on attic, where the adb server of {NAME} runs" in done.stderr
-        assert f"'farm devices connect {NAME}'" in done.stderr
         with Connected(home, servers, NAME) as connected:
             assert servers.adb("-s", connected.name, "shell", "exit 6").returncode == 6
             board.stop()

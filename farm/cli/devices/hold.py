@@ -1,4 +1,4 @@
-"""Lease of a device for one command: `farm shell`, `farm devices adb` and `farm devices connect`."""
+"""Lease of a device for one command: `farm shell` and `farm devices connect`."""
 
 from __future__ import annotations
 
@@ -40,9 +40,6 @@ _COMMAND = "farm.cli.devices.hold"
 class CommandWithWords(click.Command):
     """Command with words for another program behind `--`, which `words_of` returns."""
 
-    meaning = "COMMAND..."
-    """Placeholder of the words in the usage line."""
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Store the words behind `--`, and parse the others."""
         # All words behind `--` belong to the device's program, also when no device is named before.
@@ -53,18 +50,15 @@ class CommandWithWords(click.Command):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return the usage line with the words at its end."""
-        return [*super().collect_usage_pieces(ctx), f"[-- {self.meaning}]"]
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
 def on_held_device(
-    name: str,
-    *,
-    refuse: Callable[[Sequence[str]], str] = lambda _: "",
-    require: Callable[[Device], object] = lambda _: None,
+    name: str, *, require: Callable[[Device], object] = lambda _: None
 ) -> Callable[[Callable[[Held], int]], Callable[..., int]]:
     """Make `function(held)` the command `farm NAME` on a leased device, with DEVICE, `--wait` and `--config`.
 
-    `refuse` returns why the words behind `--` cannot be used, empty for usable ones; `require` as for `device_held`.
+    `require` as for `device_held`.
     """
 
     def decorate(function: Callable[[Held], int]) -> Callable[..., int]:
@@ -76,8 +70,6 @@ def on_held_device(
         @functools.wraps(function)
         def command(context: click.Context, *, device: str, wait_s: float | None) -> int:
             words = words_of(context)
-            if why := refuse(words):
-                raise UsageError(why)
             with terminal_restored(), device_held(device, name, words, wait_s, require) as held:
                 return function(held)
 
@@ -331,41 +323,13 @@ def shell_of(device: Device, words: Sequence[str]) -> tuple[list[str], dict[str,
     return open_transport(device).shell_argv(words, terminal=terminal)
 
 
-# `farm devices adb` and `farm devices connect`: one leased device under the user's own adb.
+# `farm devices connect`: a leased device under the user's own adb.
 
 
-# Options that select no device and work without one.
-_HARMLESS_OPTIONS = {"--version", "--help", "-h", "--exit-on-write-error"}
-_OF_THE_SERVER = {"kill-server", "start-server", "server", "nodaemon", "fork-server"}
-_OF_OTHERS = {"connect", "disconnect", "pair"}
-_PORTS = {"forward", "reverse", "ppp"}
 _LOOK_SECONDS = 1.0
 _READY_SECONDS = 30.0
 # State of the device after a lost lease: True if it belongs to the user's adb server, False if it was attached there.
 _AFTER = {True: "it stays on your adb server, and is not yours to use", False: "it was detached from your adb"}
-
-
-def refusal(words: Sequence[str]) -> str:
-    """Return why adb may not be called with `words` on a leased device, with the next step; "" if allowed. Pure."""
-    verb = verb_of(words)
-    if not verb:
-        return "no command for adb: give one behind --: farm devices adb DEVICE -- shell getprop"
-    if verb.startswith("-"):
-        return f"leave {verb} out: farm selects the device and its adb server; begin with adb's command behind --"
-    if verb in _OF_THE_SERVER:
-        return f"{verb} is for the adb server, which other devices share: call adb itself for that"
-    if verb in _OF_OTHERS or (verb == "reconnect" and "offline" in words):
-        return f"{verb} is for other devices than the leased one: call adb itself for that"
-    if verb == "forward" and "--remove-all" in words:
-        return "forward --remove-all is for every device of the adb server: name one with forward --remove"
-    return ""
-
-
-def verb_of(words: Sequence[str]) -> str:
-    """Return adb's command among its words, or the first option that selects a device; "" without either. Pure."""
-    # `adb wait-for-device` and `adb --version` are complete commands.
-    last = words[-1].lstrip("-") if words else ""
-    return next((one for one in words if one not in _HARMLESS_OPTIONS and not one.startswith("wait-for-")), last)
 
 
 def adb_address(device: Device) -> AdbAddress:
@@ -381,54 +345,12 @@ def adb_address(device: Device) -> AdbAddress:
     )
 
 
-class _Adb(CommandWithWords):
-    meaning = "ADB-COMMAND..."
-
-
-@click.command("adb", cls=_Adb)
-@on_held_device("devices adb", refuse=refusal, require=adb_address)
-def adb_command(held: Held) -> int:
-    """Run your own adb on a device, leased for the duration of the command.
-
-    \b
-    farm devices adb pixel -- logcat -d
-    farm devices adb pixel -- push model.pte /data/local/tmp
-    farm devices adb -- install app.apk        your reserved device
-
-    Output and exit code are adb's. It is the adb on PATH, and it reaches the
-    device also behind another machine or another adb server. For several
-    commands, forwarded ports or Android Studio: farm devices connect.
-    """
-    if (verb := verb_of(held.words)) in _PORTS and is_elsewhere(held.config, held.device):
-        raise UsageError(
-            f"{verb} would open a port on {held.device.host}, where the adb server of {held.name} runs: 'farm devices "
-            f"connect {held.name}' brings the device under your own adb"
-        )
-    argv, env = adb_of(held.device)
-    return held.run([*argv, *held.words], env, "adb")
-
-
 def is_elsewhere(config: Config, device: Device) -> bool:
     """Return True when the adb server of a device runs on another machine, directly or through a tunnel."""
     from farm.devices.device import LOOPBACK
 
     tunnelled = any(host.ssh is not None and host.name == device.host for host in config.hosts)
     return tunnelled or adb_address(device).host != LOOPBACK
-
-
-def adb_of(device: Device) -> tuple[list[str], dict[str, str]]:
-    """Return the adb for a device's server, and the environment in which it finds this device only.
-
-    Raises InfraError if no adb has the server's version.
-    """
-    from farm.devices.adb.host import AdbHost
-    from farm.devices.adb.protocol import environment_with
-    from farm.devices.adb.server import suitable_adb
-    from farm.devices.connect import open_transport
-
-    address = adb_address(device)
-    adb = suitable_adb(AdbHost(address.port, address.host))
-    return [str(adb)], environment_with(open_transport(device).tool_environment())
 
 
 @click.command("connect", cls=CommandWithWords)
@@ -438,6 +360,7 @@ def connect_command(held: Held) -> int:
 
     \b
     farm devices connect pixel              for adb, scrcpy, Android Studio
+    farm devices connect pixel -- adb logcat -d
     farm devices connect pixel -- ./gradlew connectedCheck
     farm devices connect pixel -- sh -c 'python x.py --device $ANDROID_SERIAL'
 
@@ -488,7 +411,7 @@ def _under(server: AdbServer, held: Held) -> Iterator[str]:
     if server.host != LOOPBACK:
         raise UsageError(
             f"{held.name} is attached to another adb server; yours is on {server.place} and cannot attach devices "
-            f"of another server: unset the variable that names it, or use 'farm devices adb {held.name} -- COMMAND'"
+            "of another server: unset the variable that names it"
         )
     there = AdbHost(address.port, address.host)
     reverse = not is_elsewhere(held.config, device)
