@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 # Output of commands: text or JSON on standard output, and files.
 
 
-# Streams whose reader has closed the pipe.
-_UNREAD: list[IO[str]] = []
-
-
 @contextmanager
 def opened(*, readonly: bool = False, existing: bool = False) -> Iterator[tuple[Config, Store]]:
     """Yield the configuration and its store, as `open_store` opens it."""
@@ -253,14 +249,8 @@ def echo_coloured(text: str, *, err: bool = False, nl: bool = True, whole: bool 
         discard(sys.stderr if err else sys.stdout)
 
 
-def has_reader() -> bool:
-    """Return False once the reader of standard output has left: commands that only print end then."""
-    return sys.stdout not in _UNREAD
-
-
 def discard(stream: IO[str]) -> None:
     """Redirect a stream with a broken pipe to /dev/null: Python would print an error when it flushes the rest."""
-    _UNREAD.append(stream)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

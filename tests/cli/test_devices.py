@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from farm_home import FarmHome, processes_of, wait_for_no_process
 from made_runs import PHONE, record_run
 from msgspec.structs import replace
-from terminals import terminal_of
 from waiting import until
 
 from farm.base.errors import UnknownNameError
@@ -190,13 +189,6 @@ def test_names_and_notes_as_a_user_sees_them(home: FarmHome, bench: dict[str, st
     assert "left" not in devices()
     assert "removed on " in devices("show", SERIAL)
     clear(root)
-
-
-def test_a_watched_list_is_drawn_until_ctrl_c(home: FarmHome, bench: dict[str, str]) -> None:
-    with terminal_of("devices", "--watch", env={**home.env, **bench, "TERM": "xterm"}, cwd=home.cwd) as watch:
-        watch.read_until(rf"{SERIAL[:12]}.*SM8650")
-        os.kill(watch.pid, signal.SIGINT)
-        assert watch.close() == 0
 
 
 def test_a_wanted_device_may_be_known_to_the_store_alone_or_be_unusable() -> None:

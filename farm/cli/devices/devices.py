@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,9 +14,7 @@ from farm.base.text import one_line
 from farm.cli.options import OUTPUT_FILE, duration, is_json, json_option, limit_option, yes_option
 from farm.cli.output import (
     acted,
-    echo,
     echo_coloured,
-    has_reader,
     opened,
     print_json,
     reading,
@@ -30,7 +27,7 @@ from farm.report.model.format import short_age
 from farm.report.terminal.layout import LEAST_WIDTH, columns, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from rich.text import Text
@@ -50,7 +47,6 @@ _ATTENTION = "NEEDS ATTENTION"
 _GROUPS = (_ATTENTION, "IN USE", "FREE", "OUT OF SERVICE", "ABSENT")
 # Limit of names, which leaves a third of 80 columns for the reason.
 _NAME_CHARACTERS = 24
-_WATCH_SECONDS = 2.0
 _MOST_DETAILED = 8
 _NOW_SECONDS = 10.0
 _STYLES = {"ready": "green", "absent": "dim", "out": "yellow", "quarantined": "bold red"}
@@ -60,35 +56,26 @@ _HEALTH_STYLES = {"suspect": "yellow", "quarantined": "bold red"}
 
 @click.command("list")
 @click.argument("names", nargs=-1, metavar="[DEVICE|SOC]...")
-@click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C.")
-@click.option("--details/--compact", "details", default=None,
-              help="Print all facts of each device, or one line; by default one line for more than "
-              f"{_MOST_DETAILED} devices.")  # fmt: skip
-@json_option("Print JSON; with --watch, one line each time.")
-def list_command(*, names: tuple[str, ...], watch: bool, details: bool | None) -> None:
+@json_option()
+def list_command(*, names: tuple[str, ...]) -> None:
     """Show the attached devices: their SoC, state, health and users.
 
     The device itself reports its SoC. Devices that were attached before are
-    shown as absent. In a long list, devices that need attention come first.
+    shown as absent. More than eight devices get one line each, and those that
+    need attention come first; the facts of named devices are always shown.
     Processes that wait for devices are shown below.
     """
     from farm.dispatch.pool.inventory import find_rows
 
     with reading(readonly=False) as reader:
-
-        def look() -> _DeviceList:
-            everything, waiting = reader.devices()
-            found = find_rows(everything, names)
-            ids = {row.id for row in found}
-            return _DeviceList(found, [one for one in waiting if not names or ids & {*one.devices}])
-
-        if watch:
-            _watch(look, names, details)
-        elif is_json():
-            print_json(look()._asdict())
-        else:
-            screen = _screen(look(), names, details, _width())
-            echo_coloured(_rendered(screen))
+        everything, waiting = reader.devices()
+    found = find_rows(everything, names)
+    ids = {row.id for row in found}
+    waiting = [one for one in waiting if not names or ids & {*one.devices}]
+    if is_json():
+        print_json({"devices": found, "waiting": waiting})
+    else:
+        echo_coloured(_rendered(_screen(found, waiting, names, _width())))
 
 
 def _rendered(screen: Text) -> str:
@@ -100,51 +87,20 @@ def _rendered(screen: Text) -> str:
     return capture.get().rstrip("\n")
 
 
-class _DeviceList(NamedTuple):
-    devices: list[DeviceRow]
-    waiting: list[Waiting]
-
-
-def _screen(seen: _DeviceList, names: Sequence[str], details: bool | None, width: int) -> Text:
+def _screen(devices: Sequence[DeviceRow], waiting: Sequence[Waiting], names: Sequence[str], width: int) -> Text:
     """Return the devices and the waiting processes."""
     from rich.text import Text
 
     from farm.dispatch.pool.inventory import wanted_of
 
-    known = {row.id: row for row in seen.devices}
-    waiting = waiting_lines(seen.waiting, [wanted_of(one, known) for one in seen.waiting], width)
-    if details if details is not None else len(seen.devices) <= _MOST_DETAILED or names:
-        shown = _listing(seen.devices, names, width)
+    known = {row.id: row for row in devices}
+    lines = waiting_lines(waiting, [wanted_of(one, known) for one in waiting], width)
+    if len(devices) <= _MOST_DETAILED or names:
+        shown = _listing(devices, names, width)
     else:
-        shown = Text("\n".join(compact_lines(seen.devices, width)))
+        shown = Text("\n".join(compact_lines(devices, width)))
         shown.highlight_regex(rf"(?m)^{_ATTENTION}.*", "bold red")
-    return Text("\n").join([shown, *map(Text, waiting)])
-
-
-def _watch(look: Callable[[], _DeviceList], names: Sequence[str], details: bool | None) -> None:
-    """Show the list until Ctrl-C ends the command."""
-    import contextlib
-
-    import msgspec
-    from rich.console import Console
-    from rich.live import Live
-
-    from farm.base.text import plain_json
-
-    with contextlib.suppress(KeyboardInterrupt):
-        if is_json() or not sys.stdout.isatty():
-            while has_reader():
-                found = look()
-                if is_json():
-                    echo(plain_json(msgspec.json.encode({"schema": 1, **found._asdict()})).decode())
-                else:
-                    echo(f"{time.strftime('%H:%M:%S')}\n{_screen(found, names, details, _width())}\n")
-                time.sleep(_WATCH_SECONDS)
-            return
-        with Live(console=Console(highlight=False), auto_refresh=False) as live:
-            while True:
-                live.update(_screen(look(), names, details, _width()), refresh=True)
-                time.sleep(_WATCH_SECONDS)
+    return Text("\n").join([shown, *map(Text, lines)])
 
 
 def _width() -> int:
