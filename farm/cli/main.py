@@ -80,7 +80,7 @@ _IN_GROUPS = {
     },
     "setup": {
         "doctor": ("setup.doctor:command", "Check this machine for compiling, staging and running."),
-        "toolchain": ("setup.toolchain:command", "List, show, check and make toolchains."),
+        "toolchain": ("setup.toolchain:command", "List, show and make toolchains."),
         "sdk": ("setup.toolchain:sdk_command", "Show, fetch and select QNN SDKs."),
         "runtime": ("setup.runtime:command", "Show, build and check runner, libraries and skels."),
         "sign": ("setup.runtime:sign_command", "Sign the skels of LPAI and direct mode."),

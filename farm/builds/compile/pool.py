@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import signal
-import tempfile
 import threading
 from collections import deque
 from contextlib import contextmanager, suppress
@@ -16,20 +15,18 @@ import msgspec
 
 from farm.base.errors import InfraError
 from farm.base.processes import Supervisor, ending
-from farm.base.text import bounded_log
-from farm.builds.bundles.bundle import MODEL
 from farm.builds.bundles.cache import BundleCache, remove_leftovers
-from farm.builds.bundles.key import bundle_key, source_as_of_ns
+from farm.builds.bundles.key import source_as_of_ns
 from farm.builds.bundles.reuse import base_key, forget_pruned, has_trace, remember_traced
 from farm.builds.compile.processes import BuilderProcess, BuilderTemplate
 from farm.builds.compile.protocol import BuildReply, BuildRequest
 from farm.builds.compile.watched import take_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from farm.base.config.settings import Config
-    from farm.builds.toolchains.toolchain import Compiler, Toolchain
+    from farm.builds.toolchains.toolchain import Compiler
     from farm.suites.suite import Job
 
 
@@ -59,12 +56,10 @@ class BuilderSettings(NamedTuple):
     """Folder of the logs of the processes."""
 
     @classmethod
-    def of(
-        cls, config: Config, supervisor: Supervisor, log_folder: Path, cache_root: Path | None = None
-    ) -> BuilderSettings:
-        """Return the settings of farm.toml; `cache_root` replaces its cache."""
+    def of(cls, config: Config, supervisor: Supervisor, log_folder: Path) -> BuilderSettings:
+        """Return the settings of farm.toml."""
         limits = MemoryLimits(config.build_memory_mb, config.build_recycle_mb)
-        return cls(limits, config.build_timeout_s, cache_root or config.cache_dir, supervisor, log_folder)
+        return cls(limits, config.build_timeout_s, config.cache_dir, supervisor, log_folder)
 
 
 class _Retry(enum.Enum):
@@ -370,50 +365,3 @@ def build_one(request: BuildRequest, compiler: Compiler, settings: BuilderSettin
     finally:
         pool.stop()
     return replies[0]
-
-
-# Test of a toolchain: jobs compiled for real, into a temporary cache.
-
-
-class CompileCheck(msgspec.Struct, frozen=True):
-    """Result of compiling one job."""
-
-    job: str
-    backend: str
-    ok: bool
-    seconds: float
-    pte_bytes: int
-    reason: str
-    """Reason of a failure; empty for a compiled job."""
-    log: str
-    """Last output of the compiler, for a job that did not compile."""
-
-
-def try_compiling(config: Config, tools: Toolchain, jobs: Sequence[Job]) -> list[CompileCheck]:
-    """Return the results of compiling `jobs` with a toolchain, each in a process of its own. Raises InfraError."""
-    with tempfile.TemporaryDirectory(prefix="farm-check-") as folder, Supervisor() as supervisor:
-        return [_try(config, tools, job, Path(folder), supervisor) for job in jobs]
-
-
-def _try(config: Config, tools: Toolchain, job: Job, folder: Path, supervisor: Supervisor) -> CompileCheck:
-    key, log = bundle_key(job, tools.versions), folder / "build.log"
-    reply = build_one(
-        BuildRequest(job, key, dict(tools.versions), str(log)),
-        tools.compiler,
-        BuilderSettings.of(config, supervisor, folder, cache_root=folder),
-    )
-    bundle = BundleCache(folder).lookup(key) if reply.ok else None
-    printed = "" if bundle else "\n".join(_read(path) for path in (log, folder / "builder-0.log"))
-    return CompileCheck(
-        job=job.id,
-        backend=job.target.backend,
-        ok=bundle is not None,
-        seconds=reply.seconds,
-        pte_bytes=(bundle.folder / MODEL).stat().st_size if bundle else 0,
-        reason=reply.reason if not bundle else "",
-        log=bounded_log(printed),
-    )
-
-
-def _read(path: Path) -> str:
-    return path.read_text(errors="replace") if path.is_file() else ""

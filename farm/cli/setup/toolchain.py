@@ -12,10 +12,9 @@ from urllib.parse import urlsplit
 import click
 from msgspec.structs import asdict, replace
 
-from farm.base.backends.registry import DEFAULT_BACKEND, cpu_backends
 from farm.base.config.settings import Config
 from farm.base.config.toolchains import release_of
-from farm.base.errors import ExitCode, FarmError, UsageError
+from farm.base.errors import FarmError, UsageError
 from farm.cli.options import SuggestingGroup, configured, json_option, named, yes_option
 from farm.cli.output import notice, require_consent, show
 from farm.report.model.format import plural, short_age, size
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from farm.builds.compile.pool import CompileCheck
     from farm.builds.toolchains.overview import EnvironmentRow, ToolchainRow
     from farm.builds.toolchains.sdk_archives import SdkOffer
     from farm.builds.toolchains.toolchain import SourceState, Toolchain
@@ -34,17 +32,13 @@ if TYPE_CHECKING:
 # `farm setup toolchain`.
 
 
-# A small job of each kind of flow: quantized on a Hexagon, and float on the CPU.
-_TRIED = (DEFAULT_BACKEND, *cpu_backends())
-_TRIED_SUITE, _TRIED_CASE, _TRIED_SOC = "quantized_ops", "add", "SM8650"
-_SHOWN_LOG_LINES = 15
 # Width of the name in a table of 80 columns.
 _NAME_CHARS = 24
 
 
 @click.group("toolchain", cls=SuggestingGroup)
 def command() -> None:
-    """List, show, check and make toolchains, which compile bundles.
+    """List, show and make toolchains, which compile bundles.
 
     A toolchain is a Python interpreter with torch and ExecuTorch, and a QNN
     SDK. farm.toml names them ([toolchain.NAME]); a path or a version of
@@ -170,54 +164,6 @@ def _shown(facts: dict[str, object], tools: Toolchain) -> Iterator[str]:
     yield from (["", "worth a look"] if source.warnings else [])
     for warning in source.warnings:
         yield from wrapped(f"  {warning}")
-
-
-@command.command("check")
-@click.argument("name", callback=named, metavar="[NAME|PATH|VERSION]", default="default")
-@json_option()
-def check_command(name: str) -> int:
-    """Compile two small jobs, and list the missing parts.
-
-    The jobs are a quantized one for the HTP and a float one for the CPU. The
-    cache is neither used nor filled.
-
-    \b
-    Exit codes: 0 both compile; 1 a job does not compile; 2 the toolchain does
-    not exist; 6 a part of it is missing.
-    """
-    from farm.builds.compile.pool import try_compiling
-    from farm.builds.toolchains.selection import prepare, use_toolchain
-    from farm.dispatch.request.choose import jobs_of
-    from farm.dispatch.request.request import RunRequest
-
-    config = use_toolchain(configured(), name)
-    tools = prepare(config, virtual=True)
-    jobs = [
-        next(
-            job
-            for job in jobs_of(config, RunRequest(socs=(_TRIED_SOC,), suites=(_TRIED_SUITE,), backend=backend))
-            if job.case.name == _TRIED_CASE
-        )
-        for backend in _TRIED
-    ]
-    checks = try_compiling(config, tools, jobs)
-    answer = {"name": tools.name or "default", "versions": tools.versions, "warnings": tools.source.warnings}
-    show({**answer, "schema": 2, "checks": checks}, [*_tried(tools, checks)])
-    return 0 if all(check.ok for check in checks) else ExitCode.FAILED
-
-
-def _tried(tools: Toolchain, checks: Sequence[CompileCheck]) -> Iterator[str]:
-    versions = ", ".join(f"{name} {tools.versions[name]}" for name in ("executorch", "torch", "torchao", "qnn"))
-    yield from wrapped(f"{tools.name or 'default'}: {versions}")
-    yield f"  {tools.compiler.python}"
-    for check in checks:
-        what = f"compiled, {check.pte_bytes} bytes, {check.seconds:.1f} s" if check.ok else "does not compile"
-        yield f"{check.backend:<8} {what}: {check.job}"
-        if not check.ok:
-            yield from wrapped(f"  {check.reason}")
-            yield from (f"  | {line}" for line in check.log.splitlines()[-_SHOWN_LOG_LINES:])
-    for warning in tools.source.warnings:
-        yield from wrapped(f"worth a look: {warning}")
 
 
 @command.command("make")
