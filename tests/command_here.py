@@ -23,7 +23,7 @@ from farm.cli.main import main
 HERE = frozenset({
     "alerts", "data export", "data import", "devices disable", "devices enable", "devices label",
     "devices list", "devices name", "devices release", "devices remove", "devices show", "devices socs",
-    "devices unquarantine", "diff", "help", "history", "jobs bundle", "jobs coverage", "jobs history", "jobs profile",
+    "devices unquarantine", "diff", "history", "jobs bundle", "jobs coverage", "jobs history", "jobs profile",
     "jobs show", "lab accounts", "lab queue", "lab quota", "lab roles", "perf baseline", "perf diff", "report",
     "runs list", "runs prune", "runs remove", "runs show", "show", "status", "suites", "virtual clear", "virtual fault",
     "virtual faults",

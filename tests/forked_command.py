@@ -34,7 +34,7 @@ _PRELOADED_OF_TESTS = ("chaos_farm", "warm_pages", "warm_torch")
 FORKED = frozenset({
     "alerts", "data export", "data import", "debug", "devices check", "devices disable", "devices enable",
     "devices label", "devices lease", "devices list", "devices name", "devices release", "devices remove",
-    "devices show", "devices socs", "devices unquarantine", "diff", "doctor", "exec", "help", "history", "jobs",
+    "devices show", "devices socs", "devices unquarantine", "diff", "doctor", "exec", "history", "jobs",
     "lab accounts", "lab agent drain", "lab agent list", "lab notify", "lab queue", "lab quota", "lab roles", "lease",
     "nightly", "perf baseline", "perf bisect", "perf confirm", "perf diff", "pytest", "report", "run", "runs cancel",
     "runs list", "runs prune", "runs remove", "runs show", "setup", "show", "status", "suites",

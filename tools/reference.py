@@ -40,7 +40,7 @@ _FOREIGN = {
     "ANDROID_ADB_SERVER_ADDRESS": "host of the adb server",
     "ANDROID_ADB_SERVER_PORT": "port of the adb server",
     "ANDROID_SERIAL": "device of commands without `--device`",
-    "NO_COLOR": "no colours in the terminal, as `--no-color`",
+    "NO_COLOR": "no colours in the terminal",
     "COLUMNS": "width of text in place of the terminal's",
     "PYTHON": "interpreter of `farmw`",
 }

@@ -134,6 +134,7 @@ _OTHERWISE = {
         if name not in _COMMANDS[""]
     },
     **dict.fromkeys(("ls", "list"), "the groups runs, devices and suites list their members"),
+    "help": "the option --help of a command or a group explains it",
     "version": "the option --version prints it",
 }
 
@@ -189,11 +190,8 @@ class _LazyGroup(ListingGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
-        if not self._key:
-            if cmd_name == "help":
-                return help_command
-            if cmd_name in _GROUPS:
-                return _group(cmd_name)
+        if not self._key and cmd_name in _GROUPS:
+            return _group(cmd_name)
         if cmd_name not in _COMMANDS[self._key]:
             return None
         module, _, name = _COMMANDS[self._key][cmd_name][0].partition(":")
@@ -247,13 +245,6 @@ def _group(name: str) -> click.Command:
     )  # fmt: skip
 
 
-def _set_variable(context: click.Context, option: click.Parameter, value: str | bool | None) -> None:
-    """Set the variable that other parts of farm read: the callback of `--config` and `--no-color`."""
-    del context
-    if value:
-        os.environ["FARM_CONFIG" if option.name == "config" else "NO_COLOR"] = "1" if value is True else str(value)
-
-
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -263,10 +254,6 @@ _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content
               help="Print configuration, times and the origin of errors; also after COMMAND.")  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, expose_value=False,
               help="Print errors, warnings and the last line or the verdict alone; also after COMMAND.")  # fmt: skip
-@click.option("--config", metavar="FILE", expose_value=False, callback=_set_variable, is_eager=True,
-              help="Configuration of any command, as $FARM_CONFIG.")  # fmt: skip
-@click.option("--no-color", is_flag=True, expose_value=False, callback=_set_variable, is_eager=True,
-              help="Print no colours, as $NO_COLOR.")  # fmt: skip
 def cli() -> None:
     """Run ExecuTorch suites on Snapdragon devices and store every number.
 
@@ -276,27 +263,8 @@ def cli() -> None:
     farm history quantized_ops/conv2d --soc SM8650
     farm report latest
 
-    'farm help COMMAND' explains a command, 'farm help GROUP' lists its commands.
+    'farm COMMAND --help' explains a command, 'farm GROUP --help' lists its commands.
     """
-
-
-@click.command("help", hidden=True)
-@click.argument("topic", nargs=-1)
-@click.pass_context
-def help_command(context: click.Context, topic: tuple[str, ...]) -> None:
-    """Show the help of a command or a group."""
-    from farm.cli.output import echo
-
-    root = context.find_root()
-    command, found = root.command, root
-    for word in topic:
-        if not isinstance(command, click.Group):
-            break
-        name, below, _ = command.resolve_command(found, [word])
-        if below is None:
-            break
-        command, found = below, click.Context(below, parent=found, info_name=name)
-    echo(command.get_help(found))
 
 
 def main() -> None:

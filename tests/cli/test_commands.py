@@ -86,7 +86,6 @@ EXCEPTIONS = {
     "--purpose": "runs list also finds runs of older farms",
     "--until": "alerts assign takes a day; a rented host a time from now",
     "--remove": "lab accounts names the account; lab quota is given the user already",
-    "--config": "before the command its file is not checked yet",
 }
 
 COMMANDS = dict(_below(cli))

@@ -27,7 +27,7 @@ CALLS = {
     "devices label": "none", "devices lease": "--device R5CX1", "devices list": "--json",
     "devices name": "none desk", "devices release": "R5CX1", "devices remove": "none", "devices show": "R5CX1",
     "devices socs": "--json", "devices unquarantine": "none", "diff": "latest~1 latest", "doctor": "--soc SM1",
-    "exec": "none.pte", "help": "runs", "history": "smoke/*", "jobs": "bundle smoke/add out", "lab accounts": "",
+    "exec": "none.pte", "history": "smoke/*", "jobs": "bundle smoke/add out", "lab accounts": "",
     "lab agent drain": "none", "lab agent list": "", "lab notify": "--json", "lab queue": "", "lab quota": "",
     "lab roles": "", "lease": "--device R5CX1", "nightly": "none.toml", "perf baseline": "*",
     "perf bisect": "smoke/add", "perf confirm": "smoke/add", "perf diff": "latest~1 latest",

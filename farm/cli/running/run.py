@@ -58,7 +58,7 @@ _EXCLUDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("collect_only", "the jobs within a budget depend on the devices: leave {} out to list the jobs", ("budget_s",)),
     ("compile_only", _NO_RUN, ("name", "purpose", "pull_request")),
     ("compile_only", "--compile-only runs nothing on a device: leave {} out", (
-        *opt.ATTACHED, "nightly", "budget_s", "heap", "seconds", "confirm", "watch", "iterations", "warm_up",
+        *opt.ATTACHED, "budget_s", "heap", "seconds", "confirm", "watch", "iterations", "warm_up",
         "exitfirst", "maxfail", "failed_first", "collect_only", "html", "junitxml",
     )),
     ("heap", "--heap times nothing: leave {} out", ("warm_up",)),
@@ -84,7 +84,6 @@ _EXCLUDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 @click.option("--toolchain", "toolchains", multiple=True, callback=opt.named, metavar="NAME|PATH|VERSION",
               help=f"{opt.COMPILING_TOOLCHAIN}; repeatable: one run after the other.")  # fmt: skip
 @opt.purpose_options
-@click.option("--nightly", is_flag=True, help="The same as --purpose nightly.")
 @click.option("--resume", metavar="RUN", help="Execute the missing and skipped jobs of a run: latest, or its id.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE[,VALUE]",
               help="Backend option; repeatable. Every combination of values is a target of its own.")  # fmt: skip
@@ -290,13 +289,11 @@ def _check(asked: SimpleNamespace) -> None:
     if missing:
         raise UsageError(f"{' and '.join(missing)} must be given; 'farm devices socs' and 'farm suites' list them")
     opt.refuse_attached(virtual=asked.virtual)
-    if asked.nightly and asked.purpose == "local":
-        raise UsageError("--nightly is --purpose nightly, not local: leave one of them out")
     for option, because, excluded in _EXCLUDED:
         if opt.given(option):
             opt.refuse_given(because, *excluded)
     several = len(asked.toolchains) > 1
-    if asked.watch and (several or _purpose(asked) == "nightly"):
+    if asked.watch and (several or asked.purpose == "nightly"):
         option = "a second --toolchain" if several else "--purpose nightly"
         raise UsageError(f"--watch runs changed jobs until Ctrl-C: leave {option} out")
     if several and asked.collect_only:
@@ -304,10 +301,6 @@ def _check(asked: SimpleNamespace) -> None:
     if several:
         because = "{} is of one run, and every --toolchain is a run of its own: give one, or leave it out"
         opt.refuse_given(because, "html", "junitxml", "as_json", "pull_request")
-
-
-def _purpose(asked: SimpleNamespace) -> str:
-    return "nightly" if asked.nightly else asked.purpose or "local"
 
 
 def _requests(asked: SimpleNamespace) -> list[RunRequest]:
@@ -324,7 +317,7 @@ def _requests(asked: SimpleNamespace) -> list[RunRequest]:
         "most_failures": 1 if asked.exitfirst else asked.maxfail,
         **opt.executions(asked.iterations, asked.warm_up),
         "profile": Profile(asked.profile),
-        "purpose": Purpose(_purpose(asked)),
+        "purpose": Purpose(asked.purpose or "local"),
         "command": as_called(),
         "choice": Choice(asked.devices, asked.labels, asked.heap),
         "shard": None if asked.shard is None else parse_shard(asked.shard),
