@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.grouping import grouped
 from farm.report.model.format import first_of, plural
 from farm.results.analysis import suspected
 from farm.results.analysis.history import Point, changes, split
@@ -106,10 +107,8 @@ def is_judged(past: JobPast, one: SeriesPast) -> bool:
 
 def known_alerts(store: Store, pasts: Iterable[JobPast], branch: str) -> dict[tuple[int, str], list[AlertRecord]]:
     """Return all alerts of jobs on a branch, by series and device kind."""
-    known: dict[tuple[int, str], list[AlertRecord]] = {}
-    for alert in store.alerts.of_jobs((past.job_id for past in pasts), branch):
-        known.setdefault((alert.series_id, alert.device_kind), []).append(alert)
-    return known
+    alerts = store.alerts.of_jobs((past.job_id for past in pasts), branch)
+    return grouped(((alert.series_id, alert.device_kind), alert) for alert in alerts)
 
 
 def compare_with_history(store: Store, run_id: str, *, programs: Collection[tuple[str, str]] = ()) -> HistoryComparison:

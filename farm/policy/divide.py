@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from farm.base.grouping import grouped
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -104,9 +106,7 @@ def divide(
     others. `dispatch_order` sorts the jobs of a SoC: compiled jobs first, jobs of a session together, longest first.
     A shard takes about a minute, less if few jobs are left for many devices, and has few jobs if they need a build.
     """
-    by_soc: dict[str, list[J]] = {}
-    for job in _with_expectations(jobs):
-        by_soc.setdefault(job.job.target.soc, []).append(job)
+    by_soc = grouped((job.job.target.soc, job) for job in _with_expectations(jobs))
     cold = {job.job.id for job in jobs if job.key not in cached}
     shards = []
     for soc, mine in sorted(by_soc.items()):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
+from farm.base.grouping import grouped
 from farm.policy.situation import LABEL, USER, Priority, Share, Situation, usable
 
 
@@ -187,9 +188,7 @@ class _Sharing:
 
     def _serve_in_order(self, demands: Iterable[_Demand], serve: Callable[[_Demand], bool]) -> None:
         """Serve one unit at a time, of the first waiter at that moment; a waiter refused once is never served later."""
-        of_user: dict[tuple[int, str], list[_Demand]] = {}
-        for demand in demands:
-            of_user.setdefault((-demand.priority, demand.user), []).append(demand)
+        of_user = grouped(((-demand.priority, demand.user), demand) for demand in demands)
         for waiting in of_user.values():
             waiting.sort(key=lambda demand: demand.key, reverse=True)
         heap = [(key[0], self._holdings[key[1]], waiting[-1].key, key[1]) for key, waiting in of_user.items()]

@@ -7,6 +7,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from farm.base.grouping import grouped
 from farm.results.attempt import Measurement
 from farm.suites.figures import (
     COMPARED,
@@ -199,11 +200,7 @@ def _decode_ns(one: Generated) -> int:
 
 def _first_tokens(first_ns: Iterable[tuple[int, float]]) -> Iterator[Measurement]:
     """Yield the times to the first token, by the tokens of the prompt; 0 is an unknown time."""
-    by_length: dict[int, list[float]] = {}
-    for length, ns in first_ns:
-        if ns:
-            by_length.setdefault(length, []).append(ns)
-    for length, samples in sorted(by_length.items()):
+    for length, samples in sorted(grouped((length, ns) for length, ns in first_ns if ns).items()):
         yield _time(f"first_token_time[{length}]", samples)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from farm.base.grouping import grouped
 from farm.builds.bundles.bundle import INPUTS, Bundle, Manifest
 from farm.builds.program.canonical import program_hash
 
@@ -84,9 +85,7 @@ def differences(first: Manifest, first_program: str, second: Bundle) -> tuple[st
 
 def compare_hashes(first: Mapping[str, str], second: Mapping[str, str]) -> ProgramComparison:
     """Return the comparison for hashes of programs by job, as in the store; "" is a job that was not compiled."""
-    found: dict[str, list[str]] = {}
-    for job in dict.fromkeys((*first, *second)):
-        found.setdefault(_group(first.get(job), second.get(job)), []).append(job)
+    found = grouped((_group(first.get(job), second.get(job)), job) for job in dict.fromkeys((*first, *second)))
     return ProgramComparison(**{group: tuple(jobs) for group, jobs in found.items()})
 
 

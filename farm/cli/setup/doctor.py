@@ -25,6 +25,7 @@ from farm.base.backends.registry import BACKENDS, find_backend
 from farm.base.config.shared import secrets_of, shown_address
 from farm.base.errors import ExitCode, FarmError, UsageError
 from farm.base.files import end_of_log
+from farm.base.grouping import grouped
 from farm.base.socs import check_backend, find_soc, load_socs
 from farm.base.text import HIDDEN, json_document, redacted, visible, with_texts
 from farm.cli.options import configured, json_option, soc_option, toolchain_option
@@ -136,10 +137,7 @@ def _scan(server: AdbHost) -> tuple[dict[str, list[str]], str]:
         found = scan(server.port, server.host)
     except FarmError as error:
         return {}, str(error)
-    by_soc: dict[str, list[str]] = {}
-    for device in found.devices:
-        if device.kind == "hardware":
-            by_soc.setdefault(device.soc, []).append(device.serial)
+    by_soc = grouped((device.soc, device.serial) for device in found.devices if device.kind == "hardware")
     names = [f"{device.serial} ({device.soc})" for device in found.devices]
     names += [f"{device.serial} ({device.state})" for device in found.unusable]
     return by_soc, f"attached: {', '.join(names) or 'no device'}"

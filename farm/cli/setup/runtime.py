@@ -13,6 +13,7 @@ import msgspec
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from farm.base.config.settings import Config
 from farm.base.errors import ExitCode, IllegalTargetError, UsageError
+from farm.base.grouping import grouped
 from farm.base.socs import find_soc
 from farm.builds.runtime.native import ANDROID, HOST, OE_LINUX, Mode, find_target
 from farm.cli.options import FILE, FOLDER, SuggestingGroup, configured, is_json, json_option, soc_option, timeout_option
@@ -215,10 +216,7 @@ def _state_lines(states: Iterable[FileState]) -> Iterator[str]:
 
 def _repairs(needed: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yield repairs with the names they are for; `needed` are pairs of repair and name."""
-    by_repair: dict[str, list[str]] = {}
-    for repair, name in needed:
-        by_repair.setdefault(repair, []).append(name)
-    for repair, names in by_repair.items():
+    for repair, names in grouped(needed).items():
         yield ""
         yield from wrapped(f"{', '.join(names)}:", hanging="")
         prose, _, action = repair.rpartition(": ")

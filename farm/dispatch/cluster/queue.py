@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farm.base.grouping import grouped
 from farm.policy.situation import OpenOrder, Priority, Situation, usable
 from farm.policy.waits import Work, expect, why_waiting
 
@@ -50,14 +51,13 @@ class QueuedRun(msgspec.Struct, frozen=True, kw_only=True):
 def queued(view: QueueView) -> list[QueuedRun]:
     """Return the runs that are not over, by priority and time of submission."""
     expected = expect(_works(view), {soc: len(one.devices) for soc, one in view.situations.items()}, view.quotas)
-    reasons: dict[str, list[str]] = {}
     several = len(view.situations) > 1
-    for soc, situation in sorted(view.situations.items()):
-        for run_id, why in why_waiting(situation).items():
-            reasons.setdefault(run_id, []).append(f"{soc}: {why}" if several else why)
-    socs: dict[str, list[str]] = {}
-    for one in view.sums:
-        socs.setdefault(one.run_id, []).append(one.soc)
+    reasons = grouped(
+        (run_id, f"{soc}: {why}" if several else why)
+        for soc, situation in sorted(view.situations.items())
+        for run_id, why in why_waiting(situation).items()
+    )
+    socs = grouped((one.run_id, one.soc) for one in view.sums)
     rows = []
     for order in view.orders:
         about = expected.get(order.run_id)

@@ -14,6 +14,7 @@ import msgspec
 
 from farm.base.config.settings import Config
 from farm.base.errors import FarmError, InfraError, MissingPackageError, NeedsDeviceError, NoDeviceError
+from farm.base.grouping import grouped
 from farm.base.text import reason_line
 from farm.base.toml_tables import prepare_decoders
 from farm.builds.runtime.native import Mode
@@ -126,9 +127,10 @@ def paired(outcomes: Mapping[str, JobOutcome]) -> dict[str, tuple[PairedMetric, 
     family = [number for number, (_, one) in enumerate(rows) if one.decides and one.worse.pairs > 1]
     worse = dict(zip(family, control([rows[number][1].worse for number in family]), strict=True))
     better = dict(zip(family, control([rows[number][1].better for number in family]), strict=True))
-    found: dict[str, list[PairedMetric]] = {}
-    for number, (name, one) in enumerate(rows):
-        found.setdefault(name, []).append(_metric(one, worse.get(number, one.worse), better.get(number, one.better)))
+    found = grouped(
+        (name, _metric(one, worse.get(number, one.worse), better.get(number, one.better)))
+        for number, (name, one) in enumerate(rows)
+    )
     return {name: tuple(metrics) for name, metrics in found.items()}
 
 

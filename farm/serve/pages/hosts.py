@@ -7,6 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from farm.base.errors import UnknownNameError
+from farm.base.grouping import grouped
 from farm.dispatch.pool.inventory import DeviceRow
 from farm.report.model import format as fmt
 from farm.serve.page import Facts, Text
@@ -81,9 +82,7 @@ def host_rows(store: Store) -> list[HostRow]:
     """Return every host, sorted by name."""
     agents = {agent.name: agent for agent in store.cluster.agents()} if store.is_shared else {}
     of_agent = {device.id: agent.name for agent in agents.values() for device in agent.facts.devices}
-    devices: dict[str, list[DeviceRow]] = {}
-    for row in device_rows(store):
-        devices.setdefault(of_agent.get(row.id) or row.host or HERE, []).append(row)
+    devices = grouped((of_agent.get(row.id) or row.host or HERE, row) for row in device_rows(store))
     used = {host.name: host for host in store.browse.hosts()}
     return [
         HostRow(

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from sqlalchemy import ColumnElement, Connection, Row, String, bindparam, cast, delete, insert, select, update
 
 from farm.base.errors import UnknownNameError
+from farm.base.grouping import grouped
 from farm.results.analysis.statistics import GATES, TURNS, change_text, scale_of
 from farm.results.attempt import Direction
 from farm.store import rows, schema, values
@@ -279,9 +280,7 @@ def open_alerts(connection: Connection) -> list[AlertRecord]:
     runs = select(schema.run.c.id, schema.run.c.started_ms).where(schema.run.c.id.in_(KEYS))
     first_bad = sorted({one.first_bad for one in found})
     started = {row.id: row.started_ms for row in in_parts(connection, runs, first_bad)}
-    steps: dict[tuple[int, str, str], list[AlertRecord]] = {}
-    for one in found:
-        steps.setdefault((one.series_id, one.device_kind, one.branch or ""), []).append(one)
+    steps = grouped(((one.series_id, one.device_kind, one.branch or ""), one) for one in found)
     found = [grown for of_series in steps.values() if (grown := standing(of_series, started).alert)]
     return sorted(found, key=lambda one: (one.first_bad, one.id))
 
@@ -312,10 +311,8 @@ def _counts(remark: Remark) -> bool:
 def _remarks(connection: Connection, subjects: Collection[str]) -> dict[str, list[Remark]]:
     triage = schema.triage.c
     query = select(schema.triage).where(triage.subject.in_(KEYS)).order_by(triage.id)
-    found: dict[str, list[Remark]] = {}
-    for row in in_parts(connection, query, sorted(set(subjects))):
-        found.setdefault(row.subject, []).append(struct_of(Remark, row, user=row.user_name))
-    return found
+    found = in_parts(connection, query, sorted(set(subjects)))
+    return grouped((row.subject, struct_of(Remark, row, user=row.user_name)) for row in found)
 
 
 def _record(row: Row[Any], remarks: Sequence[Remark]) -> AlertRecord:

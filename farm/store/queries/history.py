@@ -15,6 +15,7 @@ from msgspec import UNSET
 from sqlalchemy import Connection, Row
 
 from farm.base.errors import FIRST_RUN, NoHistoryError, UnknownNameError, UsageError
+from farm.base.grouping import grouped
 from farm.base.socs import find_soc
 from farm.results.analysis.history import LOOKED_AT, Point, Record, Try, record_of
 from farm.results.analysis.statistics import Series
@@ -259,9 +260,8 @@ class HistoryReader(Group):
                 )
                 one = series[series_id]
                 trends.setdefault(one.name, []).append(TrendSeries(one.metric, one.unit, one.direction, points))
-            artifacts: dict[str, list[JobFile]] = {}
-            for row in connection.execute(statement("runs.artifacts"), {"run": run_id, "job": 0}):
-                artifacts.setdefault(row.job_id, []).append(struct_of(JobFile, row))
+            found = connection.execute(statement("runs.artifacts"), {"run": run_id, "job": 0})
+            artifacts = grouped((row.job_id, struct_of(JobFile, row)) for row in found)
             return Background(
                 trends={name: tuple(series) for name, series in trends.items()},
                 facts=fingerprints(connection, {fingerprint for _, fingerprint in began.values()}),
@@ -325,10 +325,7 @@ def _job_pasts(
         facts |= fingerprints(connection, {row.fingerprint_hash for row in found} - facts.keys())
         kinds = _series(connection, part)
         measured = _levels(connection, [row.attempt_id for row in found], kinds)
-        by_job: dict[tuple[int, str], list[Row[Any]]] = {}
-        for row in found:
-            by_job.setdefault((row.job_id, row.kind), []).append(row)
-        for (job_id, _), rows in by_job.items():
+        for (job_id, _), rows in grouped(((row.job_id, row.kind), row) for row in found).items():
             if until is None or rows[-1].run_id == until:
                 yield _past(job_ids[job_id], rows, facts, measured, kinds)
 

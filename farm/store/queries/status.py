@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, select, text, update
 
+from farm.base.grouping import grouped
 from farm.store import schema, values
 from farm.store.queries.runs import find_branch, find_run, newest_results
 from farm.store.records import (
@@ -220,10 +221,7 @@ def _recent(
         "user": values.clean(local_runs_of),
         **values.of_branch(branch),
     }
-    found: dict[str, list[Row[Any]]] = {}
-    for row in in_parts(connection, statement("selection.expected"), job_ids, **of):
-        found.setdefault(row.name, []).append(row)
-    return found
+    return grouped((row.name, row) for row in in_parts(connection, statement("selection.expected"), job_ids, **of))
 
 
 def _expected(recent: Sequence[Row[Any]], last: LastVerdict) -> ExpectedJob:

@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Row, select
 from farm import __version__
 from farm.base.errors import ENDED_EARLY, UsageError
 from farm.base.files import replacing
+from farm.base.grouping import grouped
 from farm.results.attempt import Attempt
 from farm.store import rows, schema, values
 from farm.store.artifacts import ArtifactStore
@@ -175,9 +176,7 @@ def _lines(recorded: _RecordedRun | None) -> Iterator[bytes]:
         facts = {**job._mapping, **named}  # noqa: SLF001 - as above
         yield encode(JobLine, facts)
     places = {row.id: place for place, row in enumerate(devices)}
-    artifacts: dict[int, list[ArtifactRecord]] = {}
-    for row in rows_of_artifacts:
-        artifacts.setdefault(row.attempt_id, []).append(struct_of(ArtifactRecord, row))
+    artifacts = grouped((row.attempt_id, struct_of(ArtifactRecord, row)) for row in rows_of_artifacts)
     for row, attempt in attempts:
         facts = {
             **msgspec.structs.asdict(attempt),
