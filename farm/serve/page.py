@@ -1,7 +1,7 @@
 """Page of the server: a function that takes a store and checked parameters and returns facts.
 
-`farm/serve/app.py` serves each page twice: at its path as HTML by the template of its facts, or as JSON with
-`?format=json`; and below `/api/v1` as JSON of the same facts.
+`farm/serve/app.py` serves each page twice: at its path as HTML by the template of its facts, and below
+`/api/v1` as JSON of the same facts.
 """
 
 from __future__ import annotations

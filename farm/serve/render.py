@@ -128,11 +128,11 @@ def _who(request: Request[Any, Any, Any]) -> dict[str, Any]:
 
 
 def wants_json(request: Request[Any, Any, Any]) -> bool:
-    """Return True for the API, `?format=json` and programs that accept JSON and no HTML."""
+    """Return True for the API, and programs that accept JSON and no HTML."""
     if request.scope["path"].startswith(API):
         return True
-    asked, accept = request.query_params.get("format", ""), request.headers.get("accept", "")
-    return asked == "json" or (not asked and "application/json" in accept and "text/html" not in accept)
+    accept = request.headers.get("accept", "")
+    return "application/json" in accept and "text/html" not in accept
 
 
 def json_answer(answer: Any, status: int = 200) -> Response[bytes]:

@@ -80,7 +80,7 @@ def test_json_is_what_the_command_says(server: Server, filled: Filled, home: Far
         ("/devices/pixel-left", ["devices", "show", "pixel-left"], "events"),
     ):
         assert server.json(path)[key] == home.json(*arguments)[key]
-    text = server.get("/runs/latest/report?format=json").text
+    text = server.get("/runs/latest/report", Accept="application/json").text
     assert parse_json(text).id == filled.live
     assert text.strip() == home.farm("report", filled.live, "--json").stdout.strip()
 
