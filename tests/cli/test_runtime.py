@@ -211,13 +211,6 @@ def test_it_signs_once_and_says_what_it_did(home: FarmHome, sdk: Path, roots: di
     assert {one["name"]: one["state"] for one in checked["files"]}["libQnnLpaiSkel.so"] == "ok"
 
 
-def test_the_roots_may_be_options(home: FarmHome, sdk: Path) -> None:
-    make_hexagon_sdk(home.cwd / "stub-hexagon-sdk")
-    roots = ("--sdk-root", "stub-sdk", "--hexagon-sdk", "stub-hexagon-sdk")
-    home.farm(*SIGN, *roots, "--python", sys.executable, env=NOTHING, code=0)
-    assert (sdk / "lib/lpai-v6/signed/libQnnLpaiSkel.so.farm-sign.json").is_file()
-
-
 def test_a_file_that_others_signed_is_neither_replaced_nor_trusted_unless_told(
     home: FarmHome, sdk: Path, roots: dict[str, str]
 ) -> None:
@@ -237,12 +230,9 @@ def test_bad_input_is_one_line(home: FarmHome, roots: dict[str, str]) -> None:
         ("--lpai v6", {"HEXAGON_SDK_ROOT": ""}, 6, "set HEXAGON_SDK_ROOT to a Hexagon SDK from Qualcomm"),
         ("--lpai six", {}, 2, "--lpai: 'six' is no version: expected something like v6"),
         ("--lpai v5", {}, 2, "no SoC has LPAI v5: known are v6"),
-        ("--lpai v6 --direct", {}, 2, "--direct needs --htp"),
-        ("--lpai v6 --htp v81", {}, 2, "--htp is for --direct only"),
         ("--lpai v6 --adopt", {}, 2, "/lib/lpai-v6/signed: put signed files there, as libQnnLpaiSkel.so"),
         ("--adopt", {}, 2, "name the version of the LPAI: --lpai v6"),
         ("--lpai v6 --adopt --force", {}, 2, "--adopt signs nothing: leave --force out"),
-        ("--lpai v6 --sdk-root /nonexistent", {}, 2, "--sdk-root: there is no folder /nonexistent"),
         ("--lpai v6", {"QNN_SDK_ROOT": "/nonexistent"}, 6, "the QNN SDK folder /nonexistent does not exist"),
     ]
     for words, changes, code, message in bad:

@@ -452,7 +452,7 @@ def test_with_sdk_builds_and_a_phone_there_is_nothing_to_repair(built: Config, s
         assert ability.run.where == ("simulator", "PHONE1", "PHONE2")
         assert ability.compile.gaps + ability.stage.gaps + ability.run.gaps == ()
     assert Doctor(built).direct(find_soc("SM8850"), "htp") == ()
-    assert "farm setup sign --lpai v6 --direct --htp v81" in {
+    assert "farm setup sign --lpai v6 --htp v81" in {
         gap.repair for gap in Doctor(built).direct(find_soc("SM8850"), "lpai")
     }
 
@@ -504,7 +504,7 @@ def test_signing_is_the_repair_only_where_there_is_something_to_sign(built: Conf
     assert repairs["libQnnLpaiSkel.so"].startswith("set QNN_SDK_ROOT to a QNN SDK")
     assert repairs["libQnnLpaiSkel.so"].endswith(" with lib/lpai-v6/unsigned")
     direct = {gap.repair for gap in Doctor(built).direct(find_soc("SM8850"), "lpai")}
-    assert "farm setup sign --lpai v6 --direct --htp v81" in direct
+    assert "farm setup sign --lpai v6 --htp v81" in direct
     assert repairs["libQnnLpaiSkel.so"] in direct
 
 

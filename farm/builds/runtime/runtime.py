@@ -268,7 +268,7 @@ def _direct_parts(soc: Soc, backend: Backend, places: Places) -> tuple[RuntimePa
 
 def _signed(soc: Soc, backend: Backend, qnn: QnnFiles, source: RuntimePart, *, direct: bool = False) -> RuntimePart:
     """Return the signed file of `source`; the way to get it is signing, or first the way to get a missing `source`."""
-    signs = f"farm setup sign --lpai v{soc.lpai_version}" + (f" --direct --htp v{soc.htp_arch}" if direct else "")
+    signs = f"farm setup sign --lpai v{soc.lpai_version}" + (f" --htp v{soc.htp_arch}" if direct else "")
     get = signs if source.path is not None and source.path.is_file() else source.get
     path = signed_path(soc, backend, qnn, source.name)
     return RuntimePart(source.name, path, HEXAGON, get, signs=signs, unsigned=source.path)

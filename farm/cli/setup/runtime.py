@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from farm.base.backends.registry import BACKENDS, DEFAULT_BACKEND, find_backend
 from farm.base.config.settings import Config
@@ -232,9 +231,6 @@ def _repairs(needed: Iterable[tuple[str, str]]) -> Iterator[str]:
 # `farm setup sign`.
 
 
-_ROOT = click.Path(path_type=Path)
-
-
 def _version(_context: click.Context, parameter: click.Parameter, value: str | None) -> int:
     if value is None:
         return 0
@@ -244,45 +240,22 @@ def _version(_context: click.Context, parameter: click.Parameter, value: str | N
     return int(found[1])
 
 
-def _folder(_context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    if value is None:
-        return None
-    folder = value.expanduser().absolute()
-    if not folder.is_dir():
-        raise UsageError(f"{parameter.opts[0]}: there is no folder {folder}")
-    return folder
-
-
 @click.command("sign")
 @click.option("--lpai", callback=_version, metavar="VERSION", help="Version of the LPAI: v6.  [required]")
-@click.option("--direct", is_flag=True, help="Sign the files of direct mode too; needs --htp.")
-@click.option("--htp", metavar="VERSION", callback=_version, help="Hexagon architecture of direct mode's files: v81.")
-@click.option("--sdk-root", type=_ROOT, callback=_folder, help="QNN SDK; otherwise $QNN_SDK_ROOT, or farm.toml.")
-@click.option("--hexagon-sdk", type=_ROOT, callback=_folder,
-              help="Hexagon SDK; otherwise $HEXAGON_SDK_ROOT, or farm.toml.")  # fmt: skip
+@click.option("--htp", metavar="VERSION", callback=_version,
+              help="Sign the files of direct mode too, of this Hexagon architecture: v81.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Sign files again that are signed already, by any user.")
 @click.option("--adopt", is_flag=True, help="Sign nothing: vouch for the present signed files.")
 @click.option("--python", type=FILE, help="Interpreter for elfsigner (< 3.12).")
 @timeout_option("Time limit of one file.")
 @json_option()
-def sign_command(
-    lpai: int,
-    htp: int,
-    sdk_root: Path | None,
-    hexagon_sdk: Path | None,
-    python: Path | None,
-    timeout_s: float,
-    *,
-    direct: bool,
-    force: bool,
-    adopt: bool,
-) -> None:
+def sign_command(lpai: int, htp: int, python: Path | None, timeout_s: float, *, force: bool, adopt: bool) -> None:
     """Sign the skel that an LPAI loads, with the Hexagon SDK's elfsigner.
 
     \b
-    farm setup sign --lpai v6                      the skel
-    farm setup sign --lpai v6 --direct --htp v81   also the files of direct mode
-    farm setup sign --lpai v6 --adopt              vouch for signed files
+    farm setup sign --lpai v6             the skel
+    farm setup sign --lpai v6 --htp v81   also the files of direct mode
+    farm setup sign --lpai v6 --adopt     vouch for signed files
 
     elfsigner asks whether you agree to its license terms; this command agrees
     in your name. Its output is shown and not kept. User and time of a signature
@@ -293,16 +266,12 @@ def sign_command(
         from farm.builds.runtime.signing import lpai_versions
 
         raise UsageError(f"name the version of the LPAI: {' or '.join(f'--lpai {one}' for one in lpai_versions())}")
-    if direct and not htp:
-        raise UsageError("--direct needs --htp, the Hexagon architecture of the device: --htp v81")
-    if htp and not direct:
-        raise UsageError("--htp is for --direct only")
     for name, given in (("--force", force), ("--python", python is not None)):
         if adopt and given:
             raise UsageError(f"--adopt signs nothing: leave {name} out")
-    roots = {"sdk_root": sdk_root, "hexagon_sdk_root": hexagon_sdk}
-    config = msgspec.structs.replace(configured(), **{name: path for name, path in roots.items() if path is not None})
     from farm.builds.runtime.signing import adopt_all, plan_signing
+
+    config = configured()
 
     if adopt:
         done = [(path, "adopted") for path in adopt_all(config, lpai, htp)]
