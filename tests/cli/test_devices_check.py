@@ -6,6 +6,7 @@ import getpass
 import json
 import re
 import socket
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,8 +94,6 @@ def refusing(text: str) -> Fault:
         (Fault("disk_full", after_bytes=1000), "free space", "error", "remove files"),
         (Fault("overheated"), "temperature", "warning", "at 60.0 C, limit 45.0 C"),
         (Fault("low_battery"), "temperature", "warning", "at 5 % of battery"),
-        (Fault("page_size"), "page size", "error", "16 KB pages, and these files are aligned for smaller ones: farm_"),
-        (Fault("selinux_denial"), "SELinux", "error", 'denies: avc: denied { read } for comm="farm_runner"'),
         (refusing(REFUSED), "unsigned PD", "error", "refuses a process domain of this user (0x8000054f)"),
         (refusing(MISMATCH), "skel", "error", "stub and skel are of two QNN SDKs (expected v2.5, found v2.4)"),
         (Fault("wrong_numbers", times=0), "health check", "error", "the health check did not pass"),
@@ -130,12 +129,13 @@ def test_a_device_that_trusts_nobody_is_an_error_of_identity(phone: Attached) ->
     until(lambda: "accept 'Allow USB debugging'" in check(phone, 4)["identity"]["next_step"])
 
 
-@pytest.mark.whole
-def test_uneven_latencies_are_a_warning(phone: Attached) -> None:
-    inject(phone.root(0), Fault("uneven_times"))
-    lines = check(phone, 0)
-    assert lines["latencies"]["level"] == "warning", lines["latencies"]
-    assert "of 20, 8 of 10 within" in lines["latencies"]["text"]
+def test_a_denial_in_the_log_of_the_device_is_an_error_of_selinux(phone: Attached) -> None:
+    denial = 'avc: denied { read } for comm="farm_runner" name="fastrpc-cdsp" tclass=chr_file permissive=0'
+    with (phone.root(0) / LOGCAT).open("a") as file:
+        file.write(f"{time.strftime('%m-%d %H:%M:%S')}.999   700   700 I auditd  : {denial}\n")
+    lines = check(phone, 4)
+    assert lines["SELinux"]["level"] == "error"
+    assert 'denies: avc: denied { read } for comm="farm_runner"' in lines["SELinux"]["text"]
 
 
 @pytest.mark.whole
@@ -237,6 +237,7 @@ def test_levels_and_next_steps_of_single_properties() -> None:
 
     missing = "SM8650 htp needs a file that is missing: libQnnHtpV75Skel.so: set QNN_SDK_ROOT to a QNN SDK"
     incomplete = HealthCheckResult("the runtime is incomplete", skipped=True)
+    uneven = HealthCheckResult(latency_ns=(1e6, 3e6) * 10)
     refused = HealthCheckResult("the health check did not pass: no skel: take another", Cause.RUNTIME)
     for line, level, next_step in (
         (properties.room(status(free_bytes=None), 200 << 20), Level.WARNING, None),
@@ -247,6 +248,8 @@ def test_levels_and_next_steps_of_single_properties() -> None:
         (properties.identity(msgspec.structs.replace(PHONE, serialno=""), ""), Level.WARNING, None),
         (properties.skel(PHONE, {}, incomplete, missing), Level.ERROR, "set QNN_SDK_ROOT to a QNN SDK"),
         (properties.skel(PHONE, {}, refused, ""), Level.ERROR, "take another"),
+        (properties.latencies(PASSED), Level.OK, ""),
+        (properties.latencies(uneven), Level.WARNING, None),
     ):
         assert (line.level, next_step in (None, line.next_step)) == (level, True), line
     assert properties.health(refused).text == "failed: see skel"

@@ -131,7 +131,7 @@ def _refuse_attached(server: AdbServer, socs: Sequence[str]) -> None:
 @click.option("--after-bytes", type=int, default=0,
               help="Strike at this byte of a file, or of the output of a command.")  # fmt: skip
 @click.option("--duration", "seconds", type=float, default=0.0, metavar="S",
-              help="Duration in seconds, 0 until cleared; of clock_skew the error of the clock.")  # fmt: skip
+              help="Duration in seconds, 0 until cleared.")  # fmt: skip
 @click.option("--code", type=int, default=0, help="Exit code, signal, percent or degrees.")
 @click.option("--text", default="", help="Text of the fault.")
 @click.option("--match", default="", metavar="REGEX", help="Strike only commands or paths that match.")
@@ -148,7 +148,7 @@ def fault(folder: Path | None, device: str, kind: str, **details: Any) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from None
     inject(_device_folder(folder, device), asked)
-    until = f"for {asked.seconds:g} s" if asked.seconds and wanted is not FaultKind.CLOCK_SKEW else "until cleared"
+    until = f"for {asked.seconds:g} s" if asked.seconds else "until cleared"
     line = f"{device}: {wanted}{f', {until}' if wanted in CONDITIONS else ''}"
     show({"device": device, "fault": asked}, [line])
 

@@ -1,29 +1,17 @@
 """Choice of the fault that strikes an operation of a virtual device, and lasting states of the device."""
 
-# Names on a device are bytes, which pathlib does not take.
-# ruff: noqa: PTH108, PTH118
-
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from farm.devices.virtual.faults import CONDITIONS, DRAWN, LINK_KINDS, LOG, Fault, FaultKind
-from farm.devices.virtual.tree import (
-    DENIAL,
-    FAULTY_TOOLS,
-    HEALTHY_CELSIUS,
-    HEALTHY_LEVEL,
-    HOSTILE_FOLDERS,
-    HOSTILE_NAMES,
-)
+from farm.devices.virtual.tree import DF, HEALTHY_CELSIUS, HEALTHY_LEVEL, full_df
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,28 +26,8 @@ SOC_PROPERTY = "ro.soc.model"
 _SLOW = 100_000
 _HOT_CELSIUS = 60
 _LOW_PERCENT = 5
-_PAGE_KIB = 16
 _OTHER_SOCS = ("SM8550", "SM8650")
 
-
-class _Shown(NamedTuple):
-    """A condition that scripts of the device read."""
-
-    name: str
-    """Name of the property."""
-    value: Callable[[Fault], object]
-    """Function that returns the value of the property."""
-    tools: tuple[str, ...] = ()
-    """Tools of this machine that scripts replace."""
-
-
-_SHOWN = {
-    FaultKind.DISK_FULL: _Shown("farm.free_bytes", lambda fault: fault.after_bytes, ("df",)),
-    FaultKind.CLOCK_SKEW: _Shown("farm.clock_skew_s", lambda fault: int(fault.seconds), ("date", "stat")),
-    FaultKind.PAGE_SIZE: _Shown("farm.page_bytes", lambda fault: (fault.code or _PAGE_KIB) * 1024, ("getconf",)),
-    FaultKind.SELINUX_DENIAL: _Shown("farm.selinux", lambda _: "Enforcing"),
-    FaultKind.UNEVEN_TIMES: _Shown("farm.uneven_times", lambda _: 1),
-}
 
 _HEALTHY_BODY = {FaultKind.OVERHEATED: {"celsius": HEALTHY_CELSIUS}, FaultKind.LOW_BATTERY: {"level": HEALTHY_LEVEL}}
 
@@ -69,7 +37,6 @@ _OUTPUTS = "data/local/tmp/farm/run-*/*/output_*.raw"
 _DRAWN_SECONDS = (0.2, 2.0)
 _DRAWN_BYTES_LOG2 = (0.0, 17.0)
 _DRAWN_CODES = {FaultKind.EXIT_CODE: (1, 3, 137, 255), FaultKind.KILL_RUNNER: (6, 9, 11)}
-_DRAWN_SKEW = (-86_400.0, 86_400.0)
 
 
 class FaultyMachine(Protocol):
@@ -100,13 +67,10 @@ class Injection:
         self._ends: dict[FaultKind, asyncio.TimerHandle] = {}
         self._soc = tree.properties[SOC_PROPERTY]
         self._body = (HEALTHY_LEVEL, HEALTHY_CELSIUS)
-        self._made: list[bytes] = []
         self.armed = False
         """True if operations may meet faults; only then `strike` is called."""
         self.free_bytes: int | None = None
         """Free bytes of the device; None for the free space of this machine."""
-        self.hostile = False
-        """Listings name what cannot be."""
         self.unauthorized = False
         """True while the device accepts no key."""
 
@@ -119,8 +83,7 @@ class Injection:
             self.armed = True
             return
         self._note(fault, "device", "")
-        gone = self._hit(fault, 0.0 if kind is FaultKind.CLOCK_SKEW else fault.seconds)
-        if gone is not None:
+        if (gone := self._begin(fault)) is not None:
             await gone
 
     def randomize(self, rate: float, seed: int, kinds: Iterable[str]) -> None:
@@ -160,24 +123,8 @@ class Injection:
 
         Returns only when the operation can go on; otherwise it is cancelled with its connection.
         """
-        skewed = fault.kind == FaultKind.CLOCK_SKEW
-        if self._hit(fault, _DRAWN_SECONDS[1] if skewed else fault.seconds) is not None:
+        if self._begin(fault) is not None:
             await asyncio.Event().wait()
-
-    @property
-    def skew_s(self) -> int:
-        """Seconds by which the device's clock is off."""
-        return int(self._tree.properties.get(_SHOWN[FaultKind.CLOCK_SKEW].name, "0"))
-
-    @property
-    def uneven(self) -> bool:
-        """True while runners stand still again and again."""
-        return _SHOWN[FaultKind.UNEVEN_TIMES].name in self._tree.properties
-
-    def begin_runner(self) -> None:
-        """Log the denial of a runner that starts, where SELinux denies it something."""
-        if _SHOWN[FaultKind.SELINUX_DENIAL].name in self._tree.properties:
-            self._tree.log("auditd", DENIAL)
 
     def use_space(self, size: int) -> bool:
         """Take room for `size` bytes that are pushed; False when there is none."""
@@ -198,9 +145,9 @@ class Injection:
     def tell_space(self) -> None:
         """Let df know what pushes have used."""
         if self.free_bytes is not None:
-            self._tree.set_property(_SHOWN[FaultKind.DISK_FULL].name, str(self.free_bytes))
+            self._tree.write(DF, full_df(self.free_bytes), mode=0o755)
 
-    def _hit(self, fault: Fault, seconds: float) -> asyncio.Future[Any] | None:
+    def _begin(self, fault: Fault) -> asyncio.Future[Any] | None:
         """Start the fault now; return a future to wait for if the fault ends every connection."""
         kind = FaultKind(fault.kind)
         gone: asyncio.Future[Any] | None = None
@@ -209,39 +156,33 @@ class Injection:
         elif kind is FaultKind.RESET:
             gone = self._machine.reset()
         elif kind in LINK_KINDS:
-            gone = self._machine.leave(seconds, reboot=kind is FaultKind.REBOOT)
+            gone = self._machine.leave(fault.seconds, reboot=kind is FaultKind.REBOOT)
         elif kind is FaultKind.UNAUTHORIZED:
             self.unauthorized = True
             gone = self._machine.reset()
         else:
-            self._begin(kind, fault)
+            self._change(kind, fault)
         if kind in CONDITIONS or kind is FaultKind.STALL:
             if timer := self._ends.pop(kind, None):
                 timer.cancel()
-            if seconds:
-                self._ends[kind] = asyncio.get_running_loop().call_later(seconds, self._end, kind)
+            if fault.seconds:
+                self._ends[kind] = asyncio.get_running_loop().call_later(fault.seconds, self._end, kind)
         return gone
 
-    def _begin(self, kind: FaultKind, fault: Fault) -> None:
-        tree = self._tree
+    def _change(self, kind: FaultKind, fault: Fault) -> None:
+        """Let a condition be true of the device."""
         if kind is FaultKind.SLOW_LINK:
             self._throttle.limit(fault.bytes_per_s or _SLOW)
         elif kind is FaultKind.WRONG_SOC:
             other = next(name for name in _OTHER_SOCS if name != self._soc)
-            tree.set_property(SOC_PROPERTY, fault.text or other)
+            self._tree.set_property(SOC_PROPERTY, fault.text or other)
         elif kind is FaultKind.OVERHEATED:
             self._set_body(celsius=fault.code or _HOT_CELSIUS)
         elif kind is FaultKind.LOW_BATTERY:
             self._set_body(level=fault.code or _LOW_PERCENT)
-        elif shown := _SHOWN.get(kind):
-            if kind is FaultKind.DISK_FULL:
-                self.free_bytes = fault.after_bytes
-            tree.set_property(shown.name, str(shown.value(fault)))
-            for name in shown.tools:
-                tree.write(f"system/bin/{name}", FAULTY_TOOLS[name], mode=0o755)
-        elif kind is FaultKind.HOSTILE_NAMES:
-            self.hostile = True
-            self._make_hostile_files()
+        elif kind is FaultKind.DISK_FULL:
+            self.free_bytes = fault.after_bytes
+            self.tell_space()
 
     def _end(self, kind: FaultKind) -> None:
         """End a condition or a stall; without one nothing happens."""
@@ -255,14 +196,9 @@ class Injection:
             tree.set_property(SOC_PROPERTY, self._soc)
         elif kind in _HEALTHY_BODY:
             self._set_body(**_HEALTHY_BODY[kind])
-        elif (shown := _SHOWN.get(kind)) and shown.name in tree.properties:
-            for name in shown.tools:
-                tree.remove(f"system/bin/{name}")
-            tree.set_property(shown.name, None)
-            if kind is FaultKind.DISK_FULL:
-                self.free_bytes = None
-        elif kind is FaultKind.HOSTILE_NAMES:
-            self._remove_hostile_files()
+        elif kind is FaultKind.DISK_FULL:
+            self.free_bytes = None
+            tree.remove(DF)
         elif kind is FaultKind.UNAUTHORIZED and self.unauthorized:
             self.unauthorized = False
             self._machine.trust()
@@ -273,22 +209,6 @@ class Injection:
         if body != self._body:
             self._body = body
             self._tree.set_body(*body)
-
-    def _make_hostile_files(self) -> None:
-        for folder in HOSTILE_FOLDERS:
-            for name in HOSTILE_NAMES:
-                place = os.path.join(self._tree.root, folder.encode(), name)
-                # A missing folder or an existing file is left alone.
-                with contextlib.suppress(OSError):
-                    os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-                    self._made.append(place)
-
-    def _remove_hostile_files(self) -> None:
-        self.hostile = False
-        made, self._made = self._made, []
-        for place in made:
-            with contextlib.suppress(OSError):
-                os.unlink(place)
 
     def _waiting_for(self, operation: str, subject: str) -> Fault | None:
         for number, (fault, pattern, left) in enumerate(self._waiting):
@@ -317,11 +237,10 @@ class Injection:
         if not kinds:
             return None
         kind = generator.choice(kinds)
-        skewed = kind is FaultKind.CLOCK_SKEW
         return Fault(
             kind,
             after_bytes=int(2 ** generator.uniform(*_DRAWN_BYTES_LOG2)),
-            seconds=round(generator.uniform(*(_DRAWN_SKEW if skewed else _DRAWN_SECONDS)), 3),
+            seconds=round(generator.uniform(*_DRAWN_SECONDS), 3),
             code=generator.choice(_DRAWN_CODES.get(kind, (0,))),
         )
 

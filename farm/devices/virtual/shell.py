@@ -14,7 +14,6 @@ import socket
 import struct
 import subprocess
 import termios
-import time
 from typing import TYPE_CHECKING
 
 from farm.base.reaper import MARK, Lifeline
@@ -264,8 +263,6 @@ _SESSION = re.compile(r"(?<![\w-])--serve(?![\w-])")
 _ANSWER = b'"job"'
 
 _ENDLESS_BYTES = 64 * 1024
-# Uneven times: a runner stands still and runs in turns.
-_STILL_SECONDS, _RUNNING_SECONDS = 0.002, 0.0003
 
 
 async def serve_shell(stream: Stream, commands: Commands, faults: Injection, service: str) -> None:
@@ -296,10 +293,6 @@ async def serve_shell(stream: Stream, commands: Commands, faults: Injection, ser
         asyncio.create_task(stream.wait_closed()),
     ]
     pump, feeder, closed = tasks
-    if _SESSION.search(text):
-        faults.begin_runner()
-        if faults.uneven:
-            tasks.append(asyncio.create_task(_interrupt(command)))
     try:
         await asyncio.wait((pump, closed), return_when=asyncio.FIRST_COMPLETED)
         if closed.done() and not framed:
@@ -309,19 +302,6 @@ async def serve_shell(stream: Stream, commands: Commands, faults: Injection, ser
     finally:
         await cancelled(tasks)
         command.hang_up(tell=framed)
-
-
-async def _interrupt(command: Command) -> None:
-    """Stop a command and let it continue, again and again, until this task is cancelled."""
-    try:
-        while True:
-            command.signal(signal.SIGSTOP)
-            await asyncio.sleep(_STILL_SECONDS)
-            command.signal(signal.SIGCONT)
-            # The loop's own timer is coarser than an inference.
-            time.sleep(_RUNNING_SECONDS)
-    finally:
-        command.signal(signal.SIGCONT)
 
 
 class _PlainSession:

@@ -26,7 +26,6 @@ from farm.devices.adb.protocol import (
 )
 from farm.devices.virtual.faults import CONDITIONS, Fault, FaultKind
 from farm.devices.virtual.streams import Stream, StreamClosedError
-from farm.devices.virtual.tree import IMPOSSIBLE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -132,8 +131,6 @@ class Upload:
         """Raises OSError."""
         if self._file is not None:
             self._file.close()
-            # Times are shown with the skew of the clock, and this one is the host's.
-            modified = max(0, modified - self._faults.skew_s)
             os.utime(self._place, (modified, modified))
 
     def _store(self, piece: memoryview) -> None:
@@ -228,50 +225,27 @@ class SyncSession:
     async def _stat_v1(self, path: bytes) -> None:
         record: tuple[int, ...] = (0, 0, 0)
         with contextlib.suppress(OSError):
-            record = _record_v1(os.lstat(self._tree.resolve(path, follow=False)), self._faults.skew_s)
+            record = _record_v1(os.lstat(self._tree.resolve(path, follow=False)))
         await self._reply(STAT_V1.pack(b"STAT", *record))
 
     async def _stat_v2(self, kind: bytes, path: bytes, *, follow: bool) -> None:
         try:
-            record = _record_v2(os.lstat(self._tree.resolve(path, follow=follow)), self._faults.skew_s)
+            record = _record_v2(os.lstat(self._tree.resolve(path, follow=follow)))
         except OSError as error:
             record = (error.errno or errno.EIO, *(0,) * 10)
         await self._reply(STAT_V2.pack(kind, *record))
 
     async def _list(
-        self, entry: struct.Struct, kind: bytes, record: Callable[[os.stat_result, int], tuple[int, ...]], path: bytes
+        self, entry: struct.Struct, kind: bytes, record: Callable[[os.stat_result], tuple[int, ...]], path: bytes
     ) -> None:
-        skew_s, batch = self._faults.skew_s, bytearray()
-
-        def pack(found: os.stat_result, length: int) -> bytes:
-            return entry.pack(kind, *record(found, skew_s), length)
-
-        fault = self._faults.strike_file("list", path)
-        if fault is not None and fault.kind == FaultKind.ENDLESS_OUTPUT:
-            await self._list_endlessly(pack)
-        elif fault is not None:
-            await self._faults.hit(fault)
-        if self._faults.hostile:
-            found = os.lstat(self._tree.root)
-            batch += b"".join(pack(found, len(name)) + name for name in IMPOSSIBLE_NAMES)
         # A folder that cannot be read is empty for adb, which asks for its stat first.
         with contextlib.suppress(OSError):
             folder = self._tree.resolve(path)
             for name in self._tree.names(folder):
                 with contextlib.suppress(FileNotFoundError):
-                    batch += pack(os.lstat(os.path.join(folder, name)), len(name)) + name
-                if len(batch) > _BATCH_BYTES:
-                    await self._reply(batch)
-                    batch.clear()
-        await self._reply(batch + b"DONE".ljust(entry.size, b"\0"))
-
-    async def _list_endlessly(self, pack: Callable[[os.stat_result, int], bytes]) -> None:
-        found = os.lstat(self._tree.root)
-        number = 0
-        while True:
-            names = (b"%d" % (number + n) for n in range(1000))
-            await self._reply(b"".join(pack(found, len(name)) + name for name in names))
-            number += 1000
+                    found = os.lstat(os.path.join(folder, name))
+                    await self._reply(entry.pack(kind, *record(found), len(name)) + name)
+        await self._reply(b"DONE".ljust(entry.size, b"\0"))
 
     async def _send(self, argument: bytes) -> None:
         path, comma, mode = argument.rpartition(b",")
@@ -364,13 +338,13 @@ class SyncSession:
             yield piece
 
 
-def _record_v1(found: os.stat_result, skew_s: int) -> tuple[int, ...]:
-    return found.st_mode & _U32, found.st_size & _U32, int(found.st_mtime) + skew_s & _U32
+def _record_v1(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_mode & _U32, found.st_size & _U32, int(found.st_mtime) & _U32
 
 
-def _record_v2(found: os.stat_result, skew_s: int) -> tuple[int, ...]:
-    """Return the fields of a v2 stat record, from the error on, by a clock that is off by `skew_s`."""
-    times = (int(seconds) + skew_s for seconds in (found.st_atime, found.st_mtime, found.st_ctime))
+def _record_v2(found: os.stat_result) -> tuple[int, ...]:
+    """Return the fields of a v2 stat record, from the error on."""
+    times = map(int, (found.st_atime, found.st_mtime, found.st_ctime))
     owner = (found.st_uid, found.st_gid)
     return (0, found.st_dev, found.st_ino, found.st_mode, found.st_nlink, *owner, found.st_size, *times)
 

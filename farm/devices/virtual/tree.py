@@ -103,7 +103,7 @@ if "error" in answer:
 
 _GETENFORCE = """#!/bin/sh
 # getenforce, as on Android. A virtual device has no SELinux.
-exec "${0%/getenforce}/getprop" farm.selinux Disabled
+echo Disabled
 """
 
 # For a few files, openssl takes longer to start than coreutils to hash.
@@ -130,60 +130,20 @@ TOOLS = {
 }
 """Scripts that are always in /system/bin."""
 
-_DF = """#!/bin/sh
-# df of a device whose storage is full, or nearly: every file system has so many bytes left.
-left="$("${0%/df}/getprop" farm.free_bytes)"
+DF = "system/bin/df"
+
+
+def full_df(free_bytes: int) -> str:
+    """Return a script for the device's df by which every file system has `free_bytes` left."""
+    return f"""#!/bin/sh
 PATH=/usr/bin:/bin df "$@" | while IFS= read -r line; do
     case $line in
         [Ff]ilesystem*) printf '%s\\n' "$line" ;;
-        *) set -- $line; echo "$1 $2 $2 $((left / 1024)) 100% $6" ;;
+        *) set -- $line; echo "$1 $2 $2 {free_bytes // 1024} 100% $6" ;;
     esac
 done
 """
 
-_DATE = """#!/bin/sh
-# date of a device whose clock is wrong.
-for word; do
-    case $word in -d* | -r* | -s* | --date* | --reference* | --set*) PATH=/usr/bin:/bin exec date "$@" ;; esac
-done
-now="$(PATH=/usr/bin:/bin date +%s.%N)"
-skew="$("${0%/date}/getprop" farm.clock_skew_s)"
-PATH=/usr/bin:/bin exec date -d "@$((${now%.*} + skew)).${now#*.}" "$@"
-"""
-
-# Times of files are kept as they are, and shown off by the skew: then `touch` and `find -mmin` agree with `date`.
-_STAT = f"""#!{sys.executable} -IS
-# stat of a device whose clock is wrong.
-import os, re, subprocess, sys
-bin = os.path.dirname(sys.argv[0])
-with open(os.path.join(os.path.dirname(bin), "build.prop"), "rb") as file:
-    skew = int(re.search(rb"^farm.clock_skew_s=(-?\\d+)$", file.read(), re.M)[1])
-words = [os.fsencode(word) for word in sys.argv[1:]]
-for number, word in enumerate(words):
-    if number and words[number - 1] == b"-c" or word.startswith((b"-c", b"--format=", b"--printf=")):
-        words[number] = re.sub(rb"%([XYZ])", lambda found: b"\\1" + found[0] + b"\\1", word)
-done = subprocess.run([b"/usr/bin/stat", *words], stdout=subprocess.PIPE)
-shown = re.sub(b"\\1([0-9]+)\\1", lambda found: b"%d" % (int(found[1]) + skew), done.stdout)
-sys.stdout.buffer.write(shown)
-sys.exit(done.returncode)
-"""
-
-_GETCONF = """#!/bin/sh
-# getconf of a device with larger memory pages.
-case "$*" in
-    PAGE_SIZE | PAGESIZE) exec "${0%/getconf}/getprop" farm.page_bytes ;;
-    *) PATH=/usr/bin:/bin exec getconf "$@" ;;
-esac
-"""
-
-DENIAL = (
-    'avc:  denied  { read } for comm="farm_runner" name="fastrpc-cdsp" dev="tmpfs" '
-    "scontext=u:r:shell:s0 tcontext=u:object_r:vendor_qdsp_device:s0 tclass=chr_file permissive=0"
-)
-"""Line of the log about a program that SELinux stops, as Android's auditd writes it."""
-
-FAULTY_TOOLS = {"df": _DF, "date": _DATE, "stat": _STAT, "getconf": _GETCONF}
-"""Scripts that replace this machine's tools during a fault, as those would show true values."""
 
 BATTERY = "system/battery"
 THERMAL = "sys/class/thermal/thermal_zone0"
@@ -212,30 +172,6 @@ def battery(level: int, celsius: int) -> str:
   temperature: {celsius * 10}
   technology: Li-ion
 """
-
-
-HOSTILE_NAMES = (
-    b"-rf",
-    b"$(reboot)",
-    b"`reboot`",
-    b"; reboot #",
-    b"a b",
-    b"'\"",
-    b"*",
-    b"\x1b[31mred\x1b[0m",
-    "\N{RIGHT-TO-LEFT OVERRIDE}gnp.exe".encode(),
-    b"\xff\xfe",
-    b"x" * 255,
-    # Looks like a line of a listing of its own: size, time and the name of an object.
-    b"1 1 x\n5 1 " + b"a" * 64,
-)
-"""Names that a file can have and hardly any program expects."""
-
-IMPOSSIBLE_NAMES = (b"../../outside", b"/data/outside")
-"""Names that no file has, and that a device can list all the same."""
-
-HOSTILE_FOLDERS = ("data/local/tmp", "data/local/tmp/farm", "data/local/tmp/farm/objects")
-"""Folders that get files with HOSTILE_NAMES, if they exist."""
 
 
 # The files of a virtual device: a folder of this machine that stands for the device's root.
@@ -297,19 +233,16 @@ class DeviceTree:
         self.properties = dict(properties)
         for command, script in TOOLS.items():
             self.write(f"system/bin/{command}", script, mode=0o755)
-        for command in FAULTY_TOOLS:
-            self.remove(f"system/bin/{command}")
+        self.remove(DF)
         self.remove("system/bin/su")
         if su := SU.get(properties.get(_BUILD_PROPERTY, "")):
             self.write("system/bin/su", su, mode=0o755)
         self.set_body(HEALTHY_LEVEL, HEALTHY_CELSIUS)
         self.begin_life()
 
-    def set_property(self, name: str, value: str | None) -> None:
-        """Set the value of a property atomically; None removes the property."""
-        self.properties.pop(name, None)
-        if value is not None:
-            self.properties[name] = value
+    def set_property(self, name: str, value: str) -> None:
+        """Set the value of a property atomically."""
+        self.properties[name] = value
         self.write("system/build.prop", "".join(f"{key}={text}\n" for key, text in self.properties.items()))
 
     def begin_life(self, reason: str = "reboot") -> None:
@@ -324,7 +257,7 @@ class DeviceTree:
 
     def log(self, tag: str, message: str) -> None:
         """Add a line of the device itself to the log of `logcat`."""
-        now = time.time() + int(self.properties.get("farm.clock_skew_s", "0"))
+        now = time.time()
         moment = time.strftime("%m-%d %H:%M:%S", time.localtime(now))
         text = " ".join(message.split())
         line = f"{moment}.{int(now * 1000) % 1000:03d} {os.getpid():5d} {os.getpid():5d} I {tag:<8}: {text}\n"
