@@ -26,7 +26,6 @@ from farm.builds.compile.debug.protocol import (
     CompileRequest,
     DebugProcess,
     DebugReply,
-    UserMetric,
     Written,
 )
 from farm.builds.program.layers import Layer, LayerStep
@@ -69,8 +68,6 @@ class DebugRequest(msgspec.Struct, frozen=True, kw_only=True):
     sample: int = 0
     timeout_s: float = 600.0
     """Longest that the job may take on one device."""
-    metrics: tuple[UserMetric, ...] = ()
-    """Comparators of the user that replace farm's own limits for layers."""
     command: str = ""
     priority: Priority = Priority.PERSON
     """For a device that others want as well."""
@@ -126,7 +123,6 @@ class _Debug:
         self._acquired: dict[str, AcquiredDevice] = {}
 
     def execute(self) -> DebugOutcome:
-        from farm.builds.compile.debug.protocol import require_modules
         from farm.builds.toolchains.selection import prepare
 
         with self._step("toolchain"):
@@ -136,7 +132,6 @@ class _Debug:
             otherwise="--virtual, without the device's column", until_s=self._request.wait_until_s,
             priority=self._request.priority,
         ) as acquirer:  # fmt: skip
-            require_modules(acquirer.supervisor, tools.compiler, self._request.metrics, Path(self._job.case.folder))
             if not self._request.virtual:
                 self._acquired[_DEVICE] = acquirer.acquire(Choice())
             run_id = self._begin(tools)
@@ -192,7 +187,7 @@ class _Debug:
         scratch.mkdir()
         process = DebugProcess(acquirer.supervisor, tools.compiler, log, acquirer.folder / "compiler")
         request = self._request
-        process.send(CompileRequest(self._job, tools.versions, request.sample, str(scratch), request.metrics))
+        process.send(CompileRequest(self._job, tools.versions, request.sample, str(scratch)))
         # A program for the phone's processor runs on no simulator of this machine.
         if not (find_backend(self._job.target.backend).host_cpus and self._acquired):
             with self._step("virtual device"):
@@ -289,9 +284,6 @@ class _Debug:
         process.send(CompareRequest(first, others[0] if others else None))
         reply = process.receive(self._within(self._config.build_timeout_s))
         self._add_steps("", reply)
-        if reply.refused:
-            # A comparator of the user's raised.
-            return Ending(Verdict.SKIPPED, Stage.NUMERICS, reply.reason)
         if not reply.ok:
             # The comparison failed in tools that are not under test.
             return infra(Stage.NUMERICS, f"comparing failed: {reply.reason}")

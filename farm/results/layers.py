@@ -11,8 +11,6 @@ A step diverges at the first layer, in the order of execution, that meets any of
 * its SQNR is below the suspect level of the step, and at least DROP_DB below the worst SQNR of its inputs: the layer
   adds an error instead of passing one on.
 
-For layers with comparators of the user, these replace the last two.
-
 Between compiler and device, a greatest difference of one step of the layer's own quantization is rounding and never
 counts, however few steps the whole layer has.
 """
@@ -113,10 +111,6 @@ def _worst_input(layer: Layer, step: LayerStep, by_name: Mapping[str, Layer]) ->
 def _why(step: LayerStep, gap: Gap, inputs_db: float) -> str:
     if gap.problem:
         return gap.problem
-    if any(score.valid is not None for score in gap.scores.values()):
-        return ", ".join(
-            f"{name} {score.value:.6g} is not valid" for name, score in gap.scores.items() if score.valid is False
-        )
     sqnr = gap.sqnr_db
     if sqnr is None or (step is not LayerStep.QUANTIZATION and gap.steps is not None and gap.steps <= ROUNDING_STEPS):
         return ""

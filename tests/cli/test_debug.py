@@ -15,10 +15,8 @@ import pytest
 from farm_home import FarmHome
 from in_process import refused
 
-from farm.base.errors import UsageError
 from farm.base.text import json_document
-from farm.builds.compile.debug.protocol import UserMetric, parse_metric
-from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep, LayerTensor, Score
+from farm.builds.program.layers import INPUT, Gap, Layer, LayerStep, LayerTensor
 from farm.cli.running.debug import _data, _text
 from farm.replay.debug import DebugOutcome, describe
 from farm.report.formats.layers_csv import LayerPlace, layers_csv, read_places
@@ -102,47 +100,6 @@ def test_the_table_fits_80_columns_and_has_all_figures_of_every_step(*, device: 
     assert lines[cause + 1] == "in module body.norm, net/ops.py:7"
 
 
-def test_comparators_of_the_user_s_have_the_table_and_decide() -> None:
-    """CSV and JSON have the figures of comparators that do not fit into the table."""
-
-    def scored(valid: bool) -> Gap:
-        scores = {f"a_metric_with_name_{number}": Score(12345.678, valid or number != 1) for number in range(3)}
-        return msgspec.structs.replace(gap(3.0), scores=scores)
-
-    debugged = outcome(device=True)
-    layers = tuple(
-        msgspec.structs.replace(row, gaps={step: scored(valid=row.operator != "aten.norm") for step in row.gaps})
-        for row in debugged.layers
-    )
-    diagnosis = diagnose(layers)
-    # A signal lost in noise is no divergence here, as the user's comparators accept it.
-    assert (diagnosis.first.operator, diagnosis.first.step) == ("aten.norm", LayerStep.QUANTIZATION)
-    assert diagnosis.first.why == "a_metric_with_name_1 12345.7 is not valid"
-    judged = msgspec.structs.replace(debugged, layers=layers, diagnosis=diagnosis)
-    lines = _text(judged, 0)
-    assert max(map(len, lines)) <= 80
-    assert lines[4].split() == ["layer", *["a_metric_", "a_metric_"] * 3]
-    assert any("12345.7  12345.7!" in line for line in lines)
-    row = rows_of(layers)[2]
-    assert (row["device_metric_a_metric_with_name_1"], row["device_valid_a_metric_with_name_1"]) == (
-        "12345.678",
-        "False",
-    )
-
-
-def test_a_metric_with_the_name_of_a_figure_has_a_column_of_its_own() -> None:
-    figures = {"mse": "0.5", "sqnr_db": "3.0", "cosine": "0.9", "steps": "2.0", "problem": "x"}
-    scores = {name: Score(7.0, True) for name in (*figures, "diverges", "mse_valid", "valid_mse")}
-    answer = Gap(0.5, 3.0, 0.9, 2.0, "x", scores)
-    # The inspector's reference alone has another metric.
-    inspected = msgspec.structs.replace(answer, scores={**scores, "far": Score(8.0, None)})
-    [row] = rows_of([Layer("a", "aten.add.Tensor", (), {LayerStep.COMPILER: answer}, inspected)])
-    for group, far in (("compiler", ""), ("inspector", "8.0")):
-        assert {name: row[f"{group}_{name}"] for name in figures} == figures
-        assert {row[f"{group}_metric_{name}"] for name in scores} == {"7.0"}
-        assert row[f"{group}_metric_far"] == far
-
-
 def test_operators_ahead_of_time_and_at_run_time_are_a_table() -> None:
     lines = _text(outcome(device=True), 0, operators=True)
     [start] = [number for number, line in enumerate(lines) if line.startswith("#")]
@@ -169,7 +126,7 @@ def test_csv_and_json_have_every_layer_figure_and_place() -> None:
     expected = LayerPlace("body.norm", "net/ops.py:7", "aten.batch_norm.default", "norm@0")
     assert (places[debugged.layers[2].name], places["x"]) == (expected, LayerPlace("", "", "", ""))
     assert read_places("layer,module\na,b\n") == read_places("") == {}
-    answer = json.loads(json_document({"schema": 1, **_data(debugged, 3)}))
+    answer = json.loads(json_document(_data(debugged, 3)))
     assert (answer["sample"], answer["first"]["step"]) == (3, "compiler")
     assert (answer["layers"][1]["compiler"]["sqnr_db"], answer["layers"][3]["device"]) == ("inf", None)
 
@@ -182,20 +139,3 @@ def test_csv_tells_of_every_layer_its_tensor() -> None:
         "shape": "1x3", "dtype": "uint16", "scale": "0.25", "zero_point": "12", "device_mse": "",
     }  # fmt: skip
     assert row.items() >= expected.items()
-
-
-@pytest.mark.parametrize("text", ["Cosine", "my pkg:Cosine", "a.b:C=low", "a:b:c", "os.system('x'):y", "..a:B", "a:B="])
-def test_a_metric_that_names_no_class_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="expected MODULE:CLASS"):
-        parse_metric(text)
-
-
-@pytest.mark.parametrize("threshold", ["-inf", "nan", "1e999"])
-def test_a_threshold_that_is_no_number_is_refused(threshold: str) -> None:
-    with pytest.raises(UsageError, match=rf"--comparator a.b:C={threshold}: the threshold must be a finite number"):
-        parse_metric(f"a.b:C={threshold}")
-
-
-def test_a_metric_is_named_as_an_import_string() -> None:
-    assert parse_metric("my_pkg.metrics:Cosine=0.95") == UserMetric("my_pkg.metrics", "Cosine", 0.95)
-    assert str(parse_metric(".metrics:Cosine")) == ".metrics:Cosine"

@@ -21,10 +21,9 @@ import pytest
 from made import job
 from waiting import until
 
-from farm.base.errors import UsageError
 from farm.base.processes import Supervisor
 from farm.builds.compile import torch_graphs
-from farm.builds.compile.debug.protocol import CompileRequest, DebugProcess, DebugReply, parse_metric, require_modules
+from farm.builds.compile.debug.protocol import CompileRequest, DebugProcess, DebugReply
 from farm.builds.compile.processes import BuilderProcess, BuilderTemplate
 from farm.builds.compile.protocol import TEMPLATE_NAME
 from farm.builds.compile.torch_graphs import TorchGraphs
@@ -228,24 +227,6 @@ def test_another_release_may_lack_the_caches(size: list[int], monkeypatch: pytes
 
 
 # Compiler process of `farm debug`, without a program; torch_debug.py has the figures.
-
-
-def test_a_module_that_is_not_there_is_refused_before_anything_begins(tmp_path: Path) -> None:
-    (tmp_path / "metrics.py").write_text("raise ValueError('imported')")
-    (tmp_path / "pkg").mkdir()
-    compiler = Compiler(sys.executable, {"PYTHONPATH": str(tmp_path)})
-    with Supervisor() as supervisor:
-        for problem, *metrics in (
-            ("", "metrics:Cosine=1", "pkg.of.mine:Cosine", ".metrics:Cosine", ".pkg.metrics:Cosine"),
-            ("gone.metrics:Far: no module gone: put its folder on", "metrics:Cosine", "gone.metrics:Far"),
-            (".gone:Far: no module gone in ", ".gone:Far"),
-        ):
-            found = ""
-            try:
-                require_modules(supervisor, compiler, [parse_metric(one) for one in metrics], tmp_path)
-            except UsageError as error:
-                found = str(error)
-            assert found.startswith(f"--comparator {problem}") == bool(problem), found
 
 
 def test_a_compiler_that_crashes_or_takes_too_long_is_a_reply(tools: Toolchain, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +21,9 @@ from executorch.devtools import Inspector, parse_etrecord
 from farm.base.config.settings import load_config
 from farm.builds.bundles.bundle import load_bundle
 from farm.builds.compile.debug.compare import _gap, compare_layers, missing_layers
-from farm.builds.compile.debug.compiler import DebugProgram, MetricClass, bind_all, compile_debug, compute_layers
+from farm.builds.compile.debug.compiler import DebugProgram, compile_debug, compute_layers
 from farm.builds.compile.debug.debugger import Debugger
-from farm.builds.compile.debug.protocol import CompareRequest, CompileRequest, DebugReply, Written, parse_metric
+from farm.builds.compile.debug.protocol import CompileRequest, Written
 from farm.builds.program.layers import Gap, Layer, LayerTensor
 from farm.builds.runtime.runtime import simulator_runtime
 from farm.builds.toolchains.selection import prepare
@@ -75,30 +74,6 @@ class Parted(torch.nn.Module):
         largest, places = torch.topk(self.one(a), 3)
         return self.two(torch.erf(largest + self.offsets[places] + later[:, :3]))
 """
-METRICS = """
-from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base import QcomNumericalComparatorBase
-from executorch.devtools.inspector.numerical_comparator import NumericalComparatorBase
-
-class Farthest(QcomNumericalComparatorBase):
-    def __init__(self, edge_ep, threshold=1e9):
-        super().__init__(edge_ep)
-        self.threshold = threshold
-    def metric_name(self):
-        return "farthest <away>"
-    def is_valid_score(self, score):
-        return score <= self.threshold
-    def element_compare(self, a, b):
-        return float((a - b).abs().max())
-
-class Shown(NumericalComparatorBase):
-    def element_compare(self, a, b):
-        return float(a.numel())
-
-class Fails(Farthest):
-    def element_compare(self, a, b):
-        raise ValueError("cannot\\ncompare")
-"""
-UPSTREAM_METRIC = "executorch.backends.qualcomm.debugger.qcom_numerical_comparator_sample:QcomSQNRComparator"
 EDGE = "edge_after_transform/forward"
 
 
@@ -124,20 +99,16 @@ class Bench:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path)
         (folder / "models.py").write_text(MODELS)
-        (folder / "metrics.py").write_text(METRICS)
 
-    def request(
-        self, name: str, *metrics: str, shape: tuple[int, ...] = (1, 3, 4, 4), inputs: int = 1
-    ) -> CompileRequest:
+    def request(self, name: str, shape: tuple[int, ...] = (1, 3, 4, 4), inputs: int = 1) -> CompileRequest:
         case = Case("s", name.lower(), f".models:{name}", (InputSpec(shape=shape),) * inputs, folder=str(self.folder))
         folder = self.folder / name.lower()
         folder.mkdir(exist_ok=True)
-        parsed = tuple(parse_metric(metric) for metric in metrics)
-        return CompileRequest(Job(case, Target("SM8650", "htp", "8a8w")), self.versions, 0, str(folder), parsed)
+        return CompileRequest(Job(case, Target("SM8650", "htp", "8a8w")), self.versions, 0, str(folder))
 
-    def compile(self, name: str, *metrics: str, **inputs: Any) -> DebugProgram:
-        asked = self.request(name, *metrics, **inputs)
-        return compile_debug(asked.job, asked.versions, asked.sample, Path(asked.folder), asked.metrics)
+    def compile(self, name: str, **inputs: Any) -> DebugProgram:
+        asked = self.request(name, **inputs)
+        return compile_debug(asked.job, asked.versions, asked.sample, Path(asked.folder))
 
     def run(self, name: str, into: str = "ran", *, scale: float = 1.0, order: Sequence[int] = ()) -> Path:
         """Run the bundle of a model; its inputs, times `scale` and in another `order`, are of one sample."""
@@ -183,8 +154,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 @pytest.fixture(scope="module")
 def several(bench: Bench) -> Compared:
-    """Program with three comparators, twice on the simulator."""
-    program = bench.compile("Several", UPSTREAM_METRIC, ".metrics:Farthest=0.3", ".metrics:Shown")
+    """Program, twice on the simulator."""
+    program = bench.compile("Several")
     return compare(program, bench.run("Several"), bench.run("Several", "again"))
 
 
@@ -226,7 +197,7 @@ def test_a_program_that_is_in_order_diverges_nowhere(several: Compared) -> None:
     assert first(several) is None
     assert missing_layers(tuple(layers.values())) == []
     # The layers end in the outputs of the FP32 module and of the quantized module.
-    assert all(note.startswith("metric ") for note in several.program.notes)
+    assert several.program.notes == ()
     assert list(layers["aten_add_tensor"].inputs) == ["aten_convolution_default_1", "aten_relu_default"]
     assert all(30 < layer.gaps["quantization"].sqnr_db < 60 for layer in layers.values())
     # The same program again is equal layer by layer.
@@ -306,51 +277,6 @@ def test_a_layer_has_its_tensor_its_module_its_line_and_its_operators(
     assert list(parted.layers["aten_topk_default:1"].exported) == ["aten.topk.default"]
 
 
-def test_comparators_of_the_user_have_the_figures_that_the_official_inspector_has_with_them(
-    several: Compared, official: dict[str, tuple[float, ...]]
-) -> None:
-    for name, (_, sqnr, _) in official.items():
-        layer = several.layers[name]
-        score = layer.inspector.scores["sqnr"]
-        assert (score.value, score.valid) == (pytest.approx(sqnr, rel=1e-6), True)
-    scores = several.layers["aten_linear_default"].gaps["compiler"].scores
-    # The name of a class becomes a valid column name; without a limit it has no verdict.
-    assert scores.keys() == {"sqnr", "farthest_away_", "Shown"}
-    assert (scores["Shown"].value, scores["Shown"].valid) == (5, None)
-    assert any("SHA-256" in note and ".metrics:Farthest=0.3" in note for note in several.program.notes)
-
-
-def require_refusal(reply: DebugReply, metric: str, reason: str) -> None:
-    assert (reply.ok, reply.refused, reply.infra) == (False, True, False)
-    assert reply.reason.startswith(f"--comparator {metric}: ")
-    assert reason in reply.reason
-
-
-@pytest.mark.parametrize(
-    ("metric", "reason"),
-    [
-        ("anybodys:Cosine", "is not executed: "),
-        ("no_such_package.metrics:Cosine", "no module no_such_package: put its folder on PYTHONPATH"),
-        (".metrics:Nobody", ".metrics has no class Nobody"),
-        ("json:loads", "loads is no comparator"),
-    ],
-)
-def test_a_comparator_that_cannot_be_used_is_refused_in_one_line(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str, reason: str
-) -> None:
-    tmp_path.chmod(0o777)
-    (tmp_path / "anybodys.py").write_text("raise SystemExit('executed')")
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    require_refusal(Debugger().serve(bench.request("Raises", metric)), metric, reason)
-
-
-def test_a_comparator_that_fails_is_refused_with_its_layer(parted: Compared, bench: Bench) -> None:
-    metric = MetricClass(parse_metric(".metrics:Fails"), bench.request("Parted").job.case)
-    debugger = Debugger(parted.program._replace(metrics=bind_all([metric], parted.program.edge)))
-    reply = debugger.serve(CompareRequest(written(parted.ran)))
-    require_refusal(reply, ".metrics:Fails", "at a: ValueError: cannot compare")
-
-
 @pytest.mark.parametrize(
     ("model", "reason"),
     [("Raises", "ValueError: no such shape"), ("Exits", "the compiler called exit(1): that was it")],
@@ -368,7 +294,7 @@ INF, NAN = math.inf, math.nan
 
 def gap(before: list[float], after: list[float]) -> Gap:
     node: Any = SimpleNamespace(name="add", tensor=LayerTensor())
-    return _gap((), node, torch.tensor(before), torch.tensor(after))
+    return _gap(node, torch.tensor(before), torch.tensor(after))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e20, 1e38])

@@ -21,14 +21,6 @@ class LayerStep(StrEnum):
     """Step from the simulator to a device, both with the compiled program."""
 
 
-class Score(msgspec.Struct, frozen=True):
-    """Score of a comparator of the user for two ways of computing a layer."""
-
-    value: float
-    valid: bool | None
-    """None for a comparator without a threshold."""
-
-
 class Gap(msgspec.Struct, frozen=True):
     """Distance between two ways of computing a layer; a metric without a value is None."""
 
@@ -40,8 +32,6 @@ class Gap(msgspec.Struct, frozen=True):
     """Greatest difference in steps of the layer's quantization; None for a layer without quantization."""
     problem: str = ""
     """Reason why the value cannot be compared: `has 3 NaN`, `is the constant 0`."""
-    scores: dict[str, Score] = {}
-    """Scores by the name of the user's comparator; empty for a value that cannot be compared."""
 
 
 class LayerTensor(msgspec.Struct, frozen=True):

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from farm.replay.debug import DebugOutcome
 
 _FIGURES = 21
-_METRIC, _SHOWN_METRICS = 10, 2
-"""Width of a user comparator's value, and the number of comparators that fit."""
 _NAME = WIDTH - 2 * _FIGURES
 
 
@@ -37,8 +35,6 @@ _NAME = WIDTH - 2 * _FIGURES
 @click.option("--sample", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
               help="Number of the sample among the inputs of the case.")  # fmt: skip
 @opt.timeout_option("Time limit of the job on one device.", 600.0)
-@click.option("--comparator", "metrics", multiple=True, metavar="MODULE:CLASS[=THRESHOLD]",
-              help="Comparator of yours that judges layers in place of farm's own limits; repeatable.")  # fmt: skip
 @click.option("--operators", is_flag=True,
               help="List layers with operators ahead of time and at run time, module and line as well.")  # fmt: skip
 @click.option("--csv-file", "csv_file", type=opt.OUTPUT_FILE, help="Write the figures here too.")
@@ -46,7 +42,6 @@ _NAME = WIDTH - 2 * _FIGURES
 @opt.json_option("Print everything as JSON instead of a table.")
 def command(
     job: str,
-    metrics: tuple[str, ...],
     csv_file: Path | None,
     toolchain: str,
     *,
@@ -65,16 +60,11 @@ def command(
 
     For a program with several methods one is compiled, by itself: the method that the case executes, or --method.
 
-    --comparator names a class derived from QcomNumericalComparatorBase of ExecuTorch: its is_valid_score decides which
-    layer diverges. The process that compiles imports the class, from PYTHONPATH, or as .metrics:Cosine from the folder
-    of the suite.
-
     \b
     Exit codes: 0 nothing diverges; 1 a layer diverges, or the job fails;
     2 usage, or a program with indistinguishable layers; 4 no device or
     infrastructure; 6 missing tool; 7 no result in the store; 130 interrupted.
     """
-    from farm.builds.compile.debug.protocol import parse_metric
     from farm.builds.toolchains.selection import use_toolchain
     from farm.replay.debug import DebugRequest, debug, job_to_debug
 
@@ -84,7 +74,6 @@ def command(
         virtual=virtual,
         sample=sample,
         timeout_s=timeout_s,
-        metrics=tuple(parse_metric(metric) for metric in dict.fromkeys(metrics)),
         command=as_called(),
     )
     outcome = debug(use_toolchain(config, toolchain), request)
@@ -107,26 +96,18 @@ def _text(outcome: DebugOutcome, sample: int, *, operators: bool = False) -> lis
     return [*lines, *_verdict(outcome), *files, f"report: {outcome.report}"]
 
 
-def _metrics(outcome: DebugOutcome) -> list[str]:
-    """Return the user's comparators that fit into the table."""
-    names = dict.fromkeys(name for row in outcome.layers for gap in row.gaps.values() for name in gap.scores)
-    return list(names)[:_SHOWN_METRICS]
-
-
 def _table(outcome: DebugOutcome, known: Sequence[LayerStep]) -> list[str]:
     # Three steps and a name exceed the width of a line: the name gets its own line.
     wide = len(known) * _FIGURES > WIDTH - _NAME
     indent = WIDTH - len(known) * _FIGURES
     heads = "".join(f"{step.value:>{_FIGURES}}" for step in known)
-    metrics = _metrics(outcome)
-    unit = "".join(f"{name[: _METRIC - 1]:>{_METRIC}}" for name in metrics) or f"{'MSE':>8}{'dB':>6}{'cosine':>7}"
-    units = f"{unit:>{_FIGURES}}" * len(known)
+    units = f"{'MSE':>8}{'dB':>6}{'cosine':>7}" * len(known)
     lines = [" " * indent + heads, f"{'  layer':<{indent}}" + units]
     diverging = {(found.layer, step) for step, found in outcome.diagnosis.steps.items()}
     for layer in (row for row in outcome.layers if row.gaps):
         mark = "> " if any((layer.name, step) in diverging for step in known) else "  "
         name = mark + layer.name
-        figures = "".join(_figures(layer.gaps.get(step), metrics) for step in known)
+        figures = "".join(_figures(layer.gaps.get(step)) for step in known)
         if wide or len(name) >= indent:
             lines += [name, " " * indent + figures]
         else:
@@ -150,23 +131,14 @@ def _operators(layers: Sequence[Layer], known: Sequence[LayerStep]) -> list[str]
     return columns(rows, right=(0, 3))
 
 
-def _figures(gap: Gap | None, metrics: Sequence[str]) -> str:
+def _figures(gap: Gap | None) -> str:
     if gap is not None and gap.problem:
         return f"{'not comparable':>{_FIGURES}}"
-    if metrics:
-        scores = [gap.scores.get(name) if gap else None for name in metrics]
-        shown = ["-" if one is None else f"{_short(one.value)}{'!' if one.valid is False else ''}" for one in scores]
-        return f"{''.join(f'{text:>{_METRIC}}' for text in shown):>{_FIGURES}}"
     if gap is None:
         return f"{'-':>8}{'-':>6}{'-':>7}"
     if gap.sqnr_db == math.inf:
         return f"{'0':>8}{'equal':>6}{'1':>7}"
     return f"{_number(gap.mse, '.1e'):>8}{_number(gap.sqnr_db, '.1f'):>6}{_number(gap.cosine, '.4f'):>7}"
-
-
-def _short(value: float) -> str:
-    """Return a figure with as many digits as fit."""
-    return next(text for digits in range(6, 0, -1) if len(text := f"{value:.{digits}g}") <= _METRIC - 2)
 
 
 def _number(value: float | None, form: str) -> str:
@@ -201,6 +173,7 @@ def _verdict(outcome: DebugOutcome) -> list[str]:
 def _data(outcome: DebugOutcome, sample: int) -> dict[str, object]:
     attempt = outcome.attempt
     return {
+        "schema": 2,
         "job": outcome.job_id,
         "run": outcome.run_id,
         "sample": sample,

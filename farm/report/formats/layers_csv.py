@@ -40,14 +40,10 @@ def layer_rows(layers: Sequence[Layer], diagnosis: Diagnosis) -> list[dict[str, 
 
 
 def layers_csv(layers: Sequence[Layer], diagnosis: Diagnosis) -> str:
-    """Return the rows as CSV: a column for each figure of each step, and two for each comparator of the user."""
+    """Return the rows as CSV: a column for each figure of each step."""
     groups = (*(step.value for step in LayerStep), _INSPECTOR)
-    gaps = [gap for row in layers for gap in (*row.gaps.values(), row.inspector) if gap is not None]
-    own = [part for name in dict.fromkeys(name for gap in gaps for name in gap.scores) for part in _own(name)]
     columns = [
-        f"{group}_{name}"
-        for group in groups
-        for name in (*_FIGURES, *(("diverges",) if group != _INSPECTOR else ()), *own)
+        f"{group}_{name}" for group in groups for name in (*_FIGURES, *(("diverges",) if group != _INSPECTOR else ()))
     ]
     text = io.StringIO()
     heads = ["layer", "operator", "inputs", *_TENSOR, *LayerPlace._fields, *columns]
@@ -59,9 +55,7 @@ def layers_csv(layers: Sequence[Layer], diagnosis: Diagnosis) -> str:
         line |= {"module": row["module"], "source": row["source"]}
         line |= {name: " ".join(row[name]) for name in ("exported", "ran")}
         for group in groups:
-            figures = dict(row[group] or {})
-            for name, score in figures.pop("scores", {}).items():
-                figures |= zip(_own(name), (score["value"], score["valid"]), strict=True)
+            figures = row[group] or {}
             line |= {f"{group}_{name}": "" if value is None else value for name, value in figures.items()}
         writer.writerow(line)
     return text.getvalue()
@@ -103,18 +97,12 @@ def shown_places(
     return found
 
 
-def _own(name: str) -> tuple[str, str]:
-    """Return the columns of a user's comparator, prefixed since its name may equal a figure of farm."""
-    return f"metric_{name}", f"valid_{name}"
-
-
 def _gap(gap: Gap | None, *, diverges: bool | None = None) -> dict[str, Any] | None:
     if gap is None:
         return None
     figures = {name: _plain(getattr(gap, name)) for name in _FIGURES}
     extra = {} if diverges is None else {"diverges": diverges}
-    scores = {name: {"value": _plain(score.value), "valid": score.valid} for name, score in gap.scores.items()}
-    return {**figures, **extra, "scores": scores}
+    return {**figures, **extra}
 
 
 def _plain(value: float | str | None) -> float | str | None:

@@ -10,7 +10,6 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +21,7 @@ from executorch.devtools import Inspector
 from executorch.exir.sym_util import eval_shape
 from torch.export import ExportedProgram
 
-from farm.builds.compile.debug.compiler import REFERENCE_GRAPH, BoundMetric, DebugProgram, LayerNode, scores_of, sqnr_db
+from farm.builds.compile.debug.compiler import REFERENCE_GRAPH, DebugProgram, LayerNode, sqnr_db
 from farm.builds.compile.debug.protocol import Written
 from farm.builds.program.layers import Gap, Layer, LayerStep
 
@@ -78,28 +77,24 @@ class _Ran(NamedTuple):
 
 
 def compare_layers(program: DebugProgram, simulator: Written, device: Written | None) -> tuple[Layer, ...]:
-    """Return every layer, in the order of execution, with the gaps of the steps whose two values are known.
-
-    Raises UsageError if a comparator of the user fails.
-    """
+    """Return every layer, in the order of execution, with the gaps of the steps whose two values are known."""
     simulated = _ran(program, simulator)
     measured = _ran(program, device) if device else _Ran({}, {}, {})
-    figures = partial(_gap, program.metrics)
     layers = []
     for node in program.nodes:
         layer, gaps = node.layer, dict[LayerStep, Gap | None]()
         reference = fp32 = program.fp32.layers.get(node.value)
         if program.quantized is not None:
             reference = program.quantized.layers.get(node.value)
-            gaps[LayerStep.QUANTIZATION] = figures(layer, fp32, reference, of_steps=False)
+            gaps[LayerStep.QUANTIZATION] = _gap(layer, fp32, reference, of_steps=False)
         ran = simulated.values.get(layer.name)
-        gaps[LayerStep.COMPILER] = figures(layer, reference, ran)
-        gaps[LayerStep.DEVICE] = figures(layer, ran, measured.values.get(layer.name))
+        gaps[LayerStep.COMPILER] = _gap(layer, reference, ran)
+        gaps[LayerStep.DEVICE] = _gap(layer, ran, measured.values.get(layer.name))
         layers.append(
             msgspec.structs.replace(
                 layer,
                 gaps={step: gap for step, gap in gaps.items() if gap is not None},
-                inspector=figures(layer, simulated.references.get(layer.name), ran),
+                inspector=_gap(layer, simulated.references.get(layer.name), ran),
                 ran=measured.names.get(layer.name) or simulated.names.get(layer.name, ()),
             )
         )
@@ -182,14 +177,7 @@ def _in_torch_layout(node: LayerNode, value: Any) -> Any:
     return value
 
 
-def _gap(
-    metrics: Sequence[BoundMetric],
-    layer: Layer,
-    before: torch.Tensor | None,
-    after: torch.Tensor | None,
-    *,
-    of_steps: bool = True,
-) -> Gap | None:
+def _gap(layer: Layer, before: torch.Tensor | None, after: torch.Tensor | None, *, of_steps: bool = True) -> Gap | None:
     """Return the distance of `after` from `before`, with `of_steps` in quantization steps as well.
 
     None if a value is unknown or the shapes differ.
@@ -201,15 +189,13 @@ def _gap(
         finite = bool(torch.isfinite(b).all() and torch.isfinite(a).all())
         mse = float(torch.mean((a - b) ** 2)) if finite else math.inf
         return Gap(mse, -math.inf, None, None, problem)
-    # A comparator of the user gets float32 tensors, as from ExecuTorch.
-    scores = scores_of(metrics, layer.name, a.float(), b.float())
     numbers = torch.isfinite(a)
     a, b = a[numbers], b[numbers]
     if torch.equal(a, b):
-        return Gap(0.0, math.inf, 1.0, 0.0, scores=scores)
+        return Gap(0.0, math.inf, 1.0, 0.0)
     scale = layer.tensor.scale if of_steps else None
     steps = float((a - b).abs().max()) / scale if scale else None
-    return Gap(float(torch.mean((a - b) ** 2)), sqnr_db(a, b), cosine(a, b), steps, scores=scores)
+    return Gap(float(torch.mean((a - b) ** 2)), sqnr_db(a, b), cosine(a, b), steps)
 
 
 def cosine(before: torch.Tensor, after: torch.Tensor) -> float | None:

@@ -74,7 +74,7 @@ class Debugger:
 
         seconds = {"imports": time.perf_counter() - began}
         folder = Path(request.folder)
-        self._program = compile_debug(request.job, request.versions, request.sample, folder, request.metrics)
+        self._program = compile_debug(request.job, request.versions, request.sample, folder)
         return DebugReply(ok=True, seconds={**seconds, **self._program.seconds}, notes=self._program.notes)
 
     def _compare(self, request: CompareRequest) -> DebugReply:
