@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +28,7 @@ from farm.base.errors import ConfigError, InfraError, MissingToolError, UnknownN
 from farm.builds.bundles.key import stub_of
 from farm.builds.runtime.qnn_sdk import sdk_product, sdk_version
 from farm.builds.toolchains.environments import about, environment_folder, environments_folder, made_environment
+from farm.builds.toolchains.identity import identify
 from farm.builds.toolchains.interpreters import (
     InterpreterFacts,
     PackageFacts,
@@ -367,32 +368,40 @@ def _making(cache: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", _MAKE, str(cache), RELEASE], stdout=subprocess.PIPE, text=True)
 
 
-def test_what_fits_is_linked_and_what_does_not_is_installed_beside_it(index: Path, tmp_path: Path) -> None:
-    make_executorch_wheel(
-        index, RELEASE, ["numpy>=1", "click==0.0.7", "scikit-learn==0.0.1", "gone; python_version<'3'"]
-    )
+def test_packages_that_fit_are_shared_and_others_are_installed(
+    index: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_executorch_wheel(index, RELEASE, ["numpy>=1", "click==0.0.7", "gone; python_version<'3'"])
     make_wheel(index, "click", "0.0.7", {"click/__init__.py": "mine = True\n"}, ["iniconfig<0.0.2"])
     make_wheel(index, "iniconfig", "0.0.1", {"iniconfig/__init__.py": ""})
-    folder = made_environment(tmp_path / "cache", RELEASE)
+    selected = use_toolchain(config, RELEASE).toolchain
+    folder, python = environment_folder(config.cache_dir, RELEASE), selected.python
+    assert python == folder / "bin" / "python"
     [site] = folder.glob("lib/python*/site-packages")
-    facts = inspect(folder / "bin" / "python")
-    assert facts.packages["executorch"].folders == (site / "executorch",)
+    facts = look_into(config, selected)
+    # farm's own ExecuTorch, which is on the path behind this one, is no part of it.
+    assert (facts.packages["executorch"].folders, selected.executorch) == ((site / "executorch",), site / "executorch")
     assert facts.version_of("executorch") == RELEASE
-    assert (facts.folder("torch"), facts.version_of("torch")) == (site / "torch", version("torch"))
-    assert (site / "torch").is_symlink()
-    assert not (site / "executorch").is_symlink()
+    own = Path(sysconfig.get_path("purelib"))
+    assert (facts.folder("torch"), facts.version_of("torch")) == (own / "torch", version("torch"))
+    assert {path.name for path in site.glob("*.dist-info")} == {
+        f"executorch-{RELEASE}.dist-info", "click-0.0.7.dist-info", "iniconfig-0.0.1.dist-info"
+    }  # fmt: skip
     code = "import click, numpy; print(click.mine, numpy.ones(2).sum())"
-    done = subprocess.run([folder / "bin" / "python", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "True 2.0\n", done.stderr
-    assert not hasattr(click, "mine"), "what is linked is farm's own, and stays as it is"
-    made = about(folder)
-    assert made is not None
-    assert made.installed == (f"executorch=={RELEASE}", "click==0.0.7", "iniconfig<0.0.2")
+    assert not hasattr(click, "mine"), "farm's own package stays as it is"
+
+    # The place of farm's packages is no part of the identity.
+    before = identify(config.cache_dir, python, facts, {}).content
+    with (site / "farm.pth").open("a") as file:
+        file.write("\n/not/there\n")
+    assert identify(config.cache_dir, python, facts, {}).content == before
     # Again nothing is asked of pip.
-    shutil.rmtree(index)
-    assert made_environment(tmp_path / "cache", RELEASE) == folder
+    monkeypatch.setenv("PIP_FIND_LINKS", "/not/there")
+    assert made_environment(config.cache_dir, RELEASE) == folder
     with pytest.raises(MissingToolError, match="is the package index reachable"):
-        made_environment(tmp_path / "cache", "1.4.9")
+        made_environment(config.cache_dir, "1.4.9")
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.whole)])
@@ -417,7 +426,7 @@ def test_what_cannot_be_made_is_said(index: Path, tmp_path: Path) -> None:
     make_executorch_wheel(index, "1.4.1", ["not-there-at-all"])
     for release, kind, problem in (
         (RELEASE, UsageError, r"no ExecuTorch 1.4.7 for Python 3.\d+: the index has 1.4.1"),
-        ("1.4.1", MissingToolError, "pip cannot install not-there-at-all: .*is the package index reachable"),
+        ("1.4.1", MissingToolError, "cannot be made: .*not-there-at-all.*is the package index reachable"),
         ("1.3.0", UsageError, "too old"),
     ):
         with pytest.raises(kind, match=problem):

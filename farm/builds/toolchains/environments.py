@@ -1,50 +1,45 @@
-"""Environments that farm makes in its cache: a release of ExecuTorch, with links to the packages of farm's own.
+"""Environments that farm makes in its cache: a release of ExecuTorch, beside the packages of farm's own environment.
 
-torch alone takes 800 MB on disk, and farm's environment has the packages that suites import anyway: packages of a
-fitting version are linked, and only ExecuTorch and its other requirements are installed.
+torch alone takes 800 MB on disk, and farm's environment has the packages that suites import anyway: a `.pth` file adds
+its folders behind the new one, and pip installs only ExecuTorch and requirements that they do not meet.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import errno
+import importlib.metadata
 import logging
 import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from importlib.metadata import PathDistribution
+import venv
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
 
 from farm.base.errors import MissingToolError, UsageError
 from farm.base.files import published
 from farm.base.hashes import name_of
-from farm.builds.toolchains.interpreters import generation_of, is_supported, pip_install
+from farm.builds.toolchains.interpreters import (
+    PYTHON,
+    SHARED,
+    SITES,
+    generation_of,
+    is_supported,
+    packages_of,
+    pip_install,
+)
 
 logger = logging.getLogger(__name__)
 
-_LAYOUT = "1"
+_LAYOUT = "2"
 _ABOUT = "environment.json"
-# ExecuTorch itself, farm's own code (interpreters.py links it), and the installer.
-_NEVER_LINKED = {"executorch", "snapdragon-farm", "pip"}
-# Requirements of ExecuTorch's wheel for other backends, language models and its tests: no process of farm imports them.
-_NOT_NEEDED = {
-    "coremltools", "scikit-learn", "pytorch-tokenizers", "hydra-core", "omegaconf", "hypothesis", "kgb",
-    "expecttest", "parameterized", "py-cpuinfo", "requests",
-}  # fmt: skip
 # Part of pip's error for a missing version; "none" is its list for a package that the index does not have at all.
 _VERSIONS = re.compile(r"from versions: ((?!none)[^)]+)\)")
 _NO_SPACE = os.strerror(errno.ENOSPC)
-_PYTHON = ".".join(map(str, sys.version_info[:2]))
-# Requirements of requirements: more rounds than any set of packages takes.
-_MOST_ROUNDS = 12
 
 
 class MadeEnvironment(msgspec.Struct, frozen=True):
@@ -53,8 +48,6 @@ class MadeEnvironment(msgspec.Struct, frozen=True):
     executorch: str
     torch: str
     made_ms: int
-    installed: tuple[str, ...]
-    """Requirements that pip installed."""
 
 
 def environments_folder(cache_dir: Path) -> Path:
@@ -72,7 +65,7 @@ def made_environment(cache_dir: Path, version: str) -> Path:
 
     def make(partial: Path) -> None:
         logger.info("making an environment with ExecuTorch %s, once", version)
-        _Making(partial, version, generation.torch, _shared()).make()
+        _make(partial, version, generation.torch)
 
     folder = environment_folder(cache_dir, version)
     made = published(folder, make, is_whole=lambda made: (made / _ABOUT).is_file())
@@ -84,7 +77,7 @@ def made_environment(cache_dir: Path, version: str) -> Path:
 
 def environment_folder(cache_dir: Path, version: str) -> Path:
     """Return where the environment of a release is, or would be: another one for other packages of farm's own."""
-    shared = sorted(str(one.info) for one in _shared())
+    shared = sorted(str(info) for site in _shared() for info in site.glob("*.dist-info"))
     parts = (_LAYOUT, version, sys.version, os.path.realpath(sys.executable), *shared)
     return environments_folder(cache_dir) / name_of(*parts)
 
@@ -102,156 +95,32 @@ def about(folder: Path) -> MadeEnvironment | None:
         return None
 
 
-class _InstalledPackage(NamedTuple):
-    """Installed package by the name of its metadata folder: reading the content of 150 folders takes a second."""
-
-    name: str
-    """Normalized."""
-    version: str
-    info: Path
-
-    @classmethod
-    def of(cls, info: Path) -> _InstalledPackage:
-        name, _, version = info.name.removesuffix(".dist-info").partition("-")
-        return cls(canonicalize_name(name), version, info)
-
-    @property
-    def requirements(self) -> Iterator[Requirement]:
-        for text in PathDistribution(self.info).requires or ():
-            with contextlib.suppress(InvalidRequirement):
-                requirement = Requirement(text)
-                if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                    yield requirement
-
-    @property
-    def files(self) -> Iterator[str]:
-        """Files in the folder of packages, without `.pth` files, which change the start of Python."""
-        for row in csv.reader((self.info / "RECORD").read_text(encoding="utf-8").splitlines()):
-            if row and not row[0].startswith(("..", "/", "__pycache__/")) and not row[0].endswith(".pth"):
-                yield row[0]
-
-
-def _shared() -> Iterator[_InstalledPackage]:
-    """Yield the packages of farm's environment that may be linked."""
-    seen = set(_NEVER_LINKED)
+def _shared() -> Iterator[Path]:
+    """Yield the folders of packages of farm's own environment."""
     for place in sys.path:
         folder = Path(place)
-        if folder.name not in ("site-packages", "dist-packages") or not folder.is_dir():
-            continue
-        for info in sorted(folder.glob("*.dist-info")):
-            one = _InstalledPackage.of(info)
-            # An editable package is source code under development in another folder.
-            if one.name not in seen and (info / "RECORD").is_file() and not (info / "direct_url.json").is_file():
-                seen.add(one.name)
-                yield one
+        if folder.name in SITES and folder.is_dir():
+            yield folder
 
 
-class _Making:
-    """An environment that is being made in an empty folder."""
-
-    def __init__(self, folder: Path, version: str, torch: str, shared: Iterable[_InstalledPackage]) -> None:
-        self._folder, self._version, self._torch = folder, version, torch
-        self._site = folder / "lib" / f"python{_PYTHON}" / "site-packages"
-        self._shared = {one.name: one for one in shared}
-        self._installed: list[str] = []
-
-    def make(self) -> None:
-        self._make_interpreter()
-        self._install([f"executorch=={self._version}"])
-        flatc = self._site / "executorch" / "data" / "bin" / "flatc"
-        if flatc.is_file():
-            flatc.chmod(0o755)
-        _link([self._shared[name] for name in self._settle()], self._site)
-        torch = {one.name: one.version for one in map(_InstalledPackage.of, self._site.glob("*.dist-info"))}["torch"]
-        # Their first lines name the folder in which they were made, which has another name in a moment.
-        for script in (self._folder / "bin").iterdir():
-            if not script.name.startswith("python"):
-                script.unlink()
-        made = MadeEnvironment(
-            executorch=self._version,
-            torch=torch,
-            made_ms=time.time_ns() // 1_000_000,
-            installed=tuple(self._installed),
-        )
-        (self._folder / _ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(made)))
-
-    def _make_interpreter(self) -> None:
-        """Make what venv would, without scripts that name the folder."""
-        base = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
-        (self._folder / "bin").mkdir()
-        self._site.mkdir(parents=True)
-        for name in ("python", "python3"):
-            (self._folder / "bin" / name).symlink_to(base)
-        text = f"home = {base.parent}\ninclude-system-site-packages = false\nversion = {sys.version.split()[0]}\n"
-        (self._folder / "pyvenv.cfg").write_text(text, encoding="utf-8")
-
-    def _settle(self) -> list[str]:
-        """Install until installed or linkable packages meet every requirement; return the packages to link."""
-        for _ in range(_MOST_ROUNDS):
-            wanted = list(self._unmet())
-            if not wanted:
-                return sorted(self._shared.keys() - self._own().keys())
-            for requirement in wanted:
-                # farm's own version does not fit: it is not linked, and pip installs another one.
-                self._shared.pop(canonicalize_name(requirement.name), None)
-            self._install([f"{requirement.name}{requirement.specifier}" for requirement in wanted])
-        raise MissingToolError(f"ExecuTorch {self._version}: its requirements do not come to an end: {wanted}")
-
-    def _unmet(self) -> Iterator[Requirement]:
-        """Yield the requirements without a package of a fitting version."""
-        own, found = self._own(), {}
-        versions = {name: one.version for name, one in (self._shared | own).items()}
-        wants = [Requirement(self._torch)]
-        for one in (*own.values(), *([self._shared["torch"]] if "torch" in self._shared else [])):
-            wants += one.requirements
-        for requirement in wants:
-            name = canonicalize_name(requirement.name)
-            there = versions.get(name)
-            if name in _NOT_NEEDED:
-                # Only suites import these packages, so that another version in farm's environment will do.
-                continue
-            if there is None or not requirement.specifier.contains(there, prereleases=True):
-                found[name] = requirement
-        yield from found.values()
-
-    def _own(self) -> dict[str, _InstalledPackage]:
-        found = [_InstalledPackage.of(info) for info in self._site.glob("*.dist-info") if not info.is_symlink()]
-        return {one.name: one for one in found}
-
-    def _install(self, requirements: list[str]) -> None:
-        problem = pip_install(self._folder / "bin" / "python", requirements)
-        self._installed += requirements
-        if not problem:
-            return
+def _make(folder: Path, version: str, torch: str) -> None:
+    """Make an environment in the empty `folder`."""
+    venv.EnvBuilder(symlinks=True).create(folder)
+    site, shared = packages_of(folder / "bin" / "python"), [str(one) for one in _shared()]
+    (site / SHARED).write_text("\n".join(shared), encoding="utf-8")
+    if problem := pip_install(folder / "bin" / "python", [f"executorch=={version}", torch]):
         # An index without any version of ExecuTorch is probably the wrong index, so the error below names the index.
-        if requirements == [f"executorch=={self._version}"] and (there := _VERSIONS.search(problem)):
+        if f"executorch=={version}" in problem and (there := _VERSIONS.search(problem)):
             known = ", ".join(one for one in there[1].split(", ") if is_supported(one))
-            raise UsageError(f"there is no ExecuTorch {self._version} for Python {_PYTHON}: the index has {known}")
+            raise UsageError(f"there is no ExecuTorch {version} for Python {PYTHON}: the index has {known}")
         if _NO_SPACE in problem:
-            raise OSError(errno.ENOSPC, _NO_SPACE, str(self._folder))
+            raise OSError(errno.ENOSPC, _NO_SPACE, str(folder))
         raise MissingToolError(
-            f"an environment with ExecuTorch {self._version} cannot be made, as pip cannot install "
-            f"{' '.join(requirements)}: {problem}; is the package index reachable?"
+            f"an environment with ExecuTorch {version} cannot be made: {problem}; is the package index reachable?"
         )
-
-
-def _link(shared: Iterable[_InstalledPackage], site: Path) -> None:
-    """Link the files of distributions into `site`: whole folders, or the content of a folder that exists there."""
-    for one in shared:
-        source = one.info.parent
-        for name in dict.fromkeys([one.info.name, *(path.partition("/")[0] for path in one.files)]):
-            _link_one(source, site, (name,))
-            if (site / name).is_dir() and not (site / name).is_symlink():
-                for path in one.files:
-                    if path.startswith(f"{name}/"):
-                        _link_one(source, site, tuple(path.split("/")))
-
-
-def _link_one(source: Path, target: Path, parts: tuple[str, ...]) -> None:
-    for part in parts:
-        source, target = source / part, target / part
-        if target.is_symlink() or not source.exists():
-            return
-        if not target.exists():
-            target.symlink_to(source)
-            return
+    flatc = site / "executorch" / "data" / "bin" / "flatc"
+    if flatc.is_file():
+        flatc.chmod(0o755)
+    found = next(iter(importlib.metadata.distributions(name="torch", path=[str(site), *shared])))
+    made = MadeEnvironment(executorch=version, torch=found.version, made_ms=time.time_ns() // 1_000_000)
+    (folder / _ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(made)))

@@ -29,7 +29,7 @@ from farm.base.paths import data_folder, files_below
 from farm.builds.bundles.key import CONTENT
 from farm.builds.bundles.reuse import DevelopedRoot
 from farm.builds.runtime.native import BRIDGE
-from farm.builds.toolchains.interpreters import SITES, InterpreterFacts, added_by, generation_of, is_supported
+from farm.builds.toolchains.interpreters import SHARED, SITES, InterpreterFacts, added_by, generation_of, is_supported
 from farm.builds.toolchains.probe import PACKAGES
 from farm.builds.toolchains.toolchain import SourceState
 
@@ -231,7 +231,7 @@ def _packages(cache_dir: Path, python: Path, facts: InterpreterFacts, edited: li
     entries = [entry for entry in facts.path if not _is_standard(entry)]
     sites = [entry for entry in entries if Path(entry).name in SITES]
     parts = parts_of(cache_dir, entries)
-    without = frozenset({*PACKAGES, *_QNN_WHEEL, *parts.without})
+    without = frozenset({*PACKAGES, *_QNN_WHEEL, *parts.without, SHARED})
     for site in sites:
         digest.update(_content(cache_dir, Path(site), edited, without, _TESTS).encode())
     # A folder on PYTHONPATH may be a home folder. Only two kinds of packages in it count: packages that hide installed

@@ -32,6 +32,12 @@ LEAST_PYTHON = (3, 11)
 SITES = ("site-packages", "dist-packages")
 """Names of folders that packages are installed in."""
 
+PYTHON = ".".join(map(str, sys.version_info[:2]))
+"""Version of farm's Python in names of folders."""
+
+SHARED = "farm.pth"
+"""File in an environment that farm made, which adds the folders of farm's own packages."""
+
 _PROBE_SECONDS = 60.0
 
 
@@ -70,6 +76,11 @@ class InterpreterFacts(msgspec.Struct, frozen=True):
         """Return the version of a package; `missing` without the package, `unknown` without a recorded version."""
         found = self.packages.get(package)
         return "missing" if found is None else found.version or "unknown"
+
+
+def packages_of(python: Path) -> Path:
+    """Return the folder of packages of an environment that farm made, by its interpreter."""
+    return python.parents[1] / "lib" / f"python{PYTHON}" / SITES[0]
 
 
 def own_facts() -> InterpreterFacts:
@@ -212,11 +223,11 @@ def _numbers(version: str) -> tuple[int, int, int] | None:
 
 _INSTALL_SECONDS = 1800.0
 _BASE = str(getattr(sys, "_base_executable", sys.executable))
-_OPTIONS = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--no-warn-script-location")
+_OPTIONS = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location")
 
 
 def pip_install(python: Path, requirements: Sequence[str], folder: Path | None = None) -> str:
-    """Install `requirements` without their dependencies for the interpreter `python`, in `folder` or its environment.
+    """Install `requirements` for the interpreter `python`, in `folder` or its environment.
 
     Return the reason of a failure in one line, empty after success. farm's own pip is used or, without one, the pip of
     `python`.
@@ -237,7 +248,7 @@ def pip_install(python: Path, requirements: Sequence[str], folder: Path | None =
         if any("No module named pip" in line or "no such option: --python" in line for line in lines):
             continue
         errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-        return (errors or lines or [f"exit code {code}"])[0]
+        return "; ".join(errors or lines[:1] or [f"exit code {code}"])
     return problem
 
 

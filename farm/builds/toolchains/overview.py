@@ -53,9 +53,9 @@ class EnvironmentRow(msgspec.Struct, frozen=True):
     used_ms: int
     """Epoch milliseconds."""
     nbytes: int
-    """Bytes on disk, without linked packages."""
+    """Bytes on disk, without shared packages."""
     current: bool
-    """True for the environment that `--toolchain VERSION` uses: its links lead into farm's present environment."""
+    """True for the environment that `--toolchain VERSION` uses, with farm's present packages."""
 
 
 def toolchain_rows(config: Config) -> list[ToolchainRow]:

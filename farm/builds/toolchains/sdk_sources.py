@@ -83,20 +83,16 @@ def offered_sdk(config: Config, version: str = "") -> SdkOffer:
     Raises MissingToolError without a downloader, and for an unknown kind of downloader.
     """
     script = _script(config)
-    # An environment that farm made has only the packages for compiling; the downloader needs `requests` as well.
-    pythons = dict.fromkeys([config.toolchain.python or Path(sys.executable), Path(sys.executable)])
-    problems = []
-    for python in pythons:
-        try:
-            answer = ask_program([python, "-I", "-c", _DRIVER, script], _ASK_SECONDS)
-        except subprocess.TimeoutExpired:
-            problems.append(f"not done within {_ASK_SECONDS:g} s")
-            continue
+    python = config.toolchain.python or Path(sys.executable)
+    try:
+        answer = ask_program([python, "-I", "-c", _DRIVER, script], _ASK_SECONDS)
         if answer.code == 0 and answer.output.strip():
             return _offer(answer.output.splitlines()[-1], script, version, config.archive_url)
-        problems.append(answer.reason)
+        problem = answer.reason
+    except subprocess.TimeoutExpired:
+        problem = f"not done within {_ASK_SECONDS:g} s"
     raise MissingToolError(
-        f"{script} does not name the QNN SDK that it would fetch: {one_line(problems[0], 300)}: download the SDK "
+        f"{script} does not name the QNN SDK that it would fetch: {one_line(problem, 300)}: download the SDK "
         "yourself, unpack it and name its folder"
     )
 

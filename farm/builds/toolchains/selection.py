@@ -30,6 +30,7 @@ from farm.builds.toolchains.interpreters import (
     inspect,
     newer_than_known,
     own_facts,
+    packages_of,
     variables_of,
 )
 from farm.builds.toolchains.probe import PACKAGES
@@ -115,11 +116,23 @@ def look_into(config: Config, toolchain: ToolchainConfig) -> InterpreterFacts:
 
 
 def import_environment(config: Config, toolchain: ToolchainConfig) -> dict[str, str]:
-    """Return the variables that select the packages of a toolchain's interpreter: PYTHONPATH for a checkout."""
-    if toolchain.checkout is None:
+    """Return the variables that select the packages of a toolchain's interpreter: PYTHONPATH for a checkout or release.
+
+    A release would be mixed with the ExecuTorch of farm's own environment, whose packages it shares.
+    """
+    package = _named_package(toolchain)
+    if package is None:
         return {}
-    link = checkout_link(config.cache_dir, package_in(toolchain.checkout))
-    return {"PYTHONPATH": before("PYTHONPATH", str(link))}
+    return {"PYTHONPATH": before("PYTHONPATH", str(checkout_link(config.cache_dir, package)))}
+
+
+def _named_package(toolchain: ToolchainConfig) -> Path | None:
+    """Return the folder of ExecuTorch that a checkout or a release names; None for another toolchain."""
+    if toolchain.checkout is not None:
+        return package_in(toolchain.checkout)
+    if toolchain.version and toolchain.python is not None:
+        return packages_of(toolchain.python) / "executorch"
+    return None
 
 
 def before(variable: str, *paths: str) -> str:
@@ -204,15 +217,8 @@ def _with_checkout(toolchain: ToolchainConfig, checkout: Path) -> ToolchainConfi
 
 def _require_named(toolchain: ToolchainConfig, folder: Path) -> None:
     """Raise MissingToolError if another ExecuTorch than the toolchain's would be imported."""
-    if toolchain.checkout is not None:
-        expected = package_in(toolchain.checkout)
-    elif toolchain.version and toolchain.python is not None:
-        expected = toolchain.python.parents[1]
-        if folder.is_relative_to(expected):
-            return
-    else:
-        return
-    if not _is_same(folder, expected):
+    expected = _named_package(toolchain)
+    if expected is not None and not _is_same(folder, expected):
         raise MissingToolError(
             f"toolchain {toolchain.name}: its Python imports ExecuTorch from {folder}, not from {expected}: unset "
             f"PYTHONPATH ({os.environ.get('PYTHONPATH', '')})"

@@ -173,7 +173,7 @@ def make_command(version: str) -> None:
     """Make the environment of a release of ExecuTorch.
 
     VERSION is a release such as 1.5.0. farm makes the environment itself when --toolchain VERSION first asks for it.
-    The package index is needed; packages of farm's own environment are linked.
+    The package index is needed; packages of farm's own environment are shared.
     """
     from farm.builds.toolchains.environments import made_environment
     from farm.builds.toolchains.overview import environment_rows
