@@ -105,7 +105,6 @@ def tune_command(case: str, ref: str | None) -> None:
     is no result to take limits from.
     """
     from farm.dispatch.request.tuning import tune
-    from farm.suites.toml_text import toml_value
 
     with opened(readonly=True, existing=True) as (config, store):
         tuning = tune(config, store, case, ref)
@@ -116,7 +115,8 @@ def tune_command(case: str, ref: str | None) -> None:
     for one in changed:
         places = dict.fromkeys(place.partition(" (")[0] for place in one.places)
         tables.append(f"[case.{tuning.case}.tolerance.{one.precision}]  # measured on {'; '.join(places)}")
-        tables += [f"{reference} = {toml_value(limits)}" for reference, limits in one.written.items()]
+        for reference, limits in one.written.items():
+            tables.append(f"{reference} = {{ {', '.join(f'{name} = {limit}' for name, limit in limits.items())} }}")
     show({"schema": 2, **msgspec.structs.asdict(tuning)}, tables)
     notice(f"for {tuning.manifest}; nothing was written" if changed else "nothing to change")
 
