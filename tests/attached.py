@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from farm_home import FarmHome
 from ordinary_server import ordinary_adb_server
 
 from farm.base.processes import Supervisor
-from farm.devices.adb.protocol import adb_target
-from farm.devices.adb.server import AdbServer, find_adb, start_adb_server
+from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.device import AdbAddress, Device
 from farm.devices.virtual.boot import boot
@@ -97,11 +95,6 @@ class Attached:
         """Run `farm` in the background, as `FarmHome.running` does."""
         with self.home.running(*arguments, env=self._env(user)) as process:
             yield process
-
-    def script(self, folder: Path, number: int = 0) -> dict[str, Any]:
-        """Return the arguments of `subprocess.run` for a script of `farm jobs rerun --script`, on device `number`."""
-        argv = ["sh", str(folder / "repro.sh"), adb_target(self.devices[number].serial)]
-        return {"args": argv, "env": {**os.environ, **self.env, "ADB": str(find_adb())}}
 
     def _env(self, user: str) -> Mapping[str, str]:
         return {**self.env, **({"LOGNAME": user, "USER": user} if user else {})}

@@ -38,7 +38,7 @@ from farm.suites.suite import Target
 # Folders for users without farm: texts with filled in values, written completely or not at all.
 
 
-def filled(name: str, **values: str) -> str:
+def _filled(name: str, **values: str) -> str:
     """Return the text `name` beside this module with a value in place of each `@name@`."""
     text = Path(__file__).with_name(name).read_text(encoding="utf-8")
     return re.sub(r"@(\w+)@", lambda found: values[found[1]], text)
@@ -176,7 +176,7 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
     lines += [f"Compiled for {soc.name} ({soc.product}), backend {target.backend}, precision {target.precision}."]
     lines += ["For a VIRTUAL device on x86_64, never for a phone."] if virtual else []
     lines += [f"Bundle {manifest.key}, made with {_versions(manifest)}."]
-    return filled(
+    return _filled(
         "bundle_readme.md",
         job=one_line(job_id, _WIDTH),
         about="  \n".join(lines),
@@ -274,6 +274,6 @@ def _compare(manifest: Manifest) -> str:
         for sample in range(manifest.samples)
         for index, spec in enumerate(manifest.outputs)
     ]
-    return filled(
+    return _filled(
         "bundle_compare.md", outputs=repr(outputs), references=repr([f"reference_{k}" for k in manifest.references])
     )

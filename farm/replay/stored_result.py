@@ -96,13 +96,15 @@ class StoredResult(msgspec.Struct, frozen=True):
         seconds = self.run.fingerprint.get("seconds", "")
         return int(seconds) if seconds.isascii() and seconds.isdecimal() and len(seconds) < _MOST_DIGITS else None
 
-    def left_out_by(self, runner: str) -> list[str]:
-        """Return the options of its run that `runner`, the subject of the texts, does not have."""
-        found = [f"{runner} measures no DSP heap, as run {self.run.id} did: --heap is left out"] if self.is_heap else []
+    @property
+    def left_out_by_llama_runner(self) -> list[str]:
+        """Options of its run that LLAMA_RUNNER does not have, each with the reason."""
+        found = []
+        if self.is_heap:
+            found.append(f"{LLAMA_RUNNER} measures no DSP heap, as run {self.run.id} did: --heap is left out")
         if self.seconds is not None:
-            found.append(
-                f"{runner} does not generate for {self.seconds} s, as run {self.run.id} did: --seconds is left out"
-            )
+            problem = f"{LLAMA_RUNNER} does not generate for {self.seconds} s, as run {self.run.id} did"
+            found.append(f"{problem}: --seconds is left out")
         return found
 
     @property

@@ -100,11 +100,6 @@ class ArtifactStore:
         except ArtifactsError:
             return None
 
-    def find_whole(self, sha256: str) -> Path | None:
-        """Return the path of an artifact as `find`; None also for a damaged one: other users may write its folder."""
-        path = self.find(sha256)
-        return path if path is not None and sha256_of(path) == sha256 else None
-
     def may_find(self, sha256: str) -> bool:
         """Return whether an artifact is here or may be among a shared farm's files, without a request to them."""
         return self.size(sha256) is not None or (self._shared is not None and bool(_SHA256.fullmatch(sha256)))

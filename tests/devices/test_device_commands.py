@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -29,7 +28,6 @@ from farm.devices.recovery import PRINT_BOOT, PRINT_STATE
 from farm.devices.transport import Completed, Transport
 
 SECONDS = 60.0
-REPLAY = Path(__file__).parents[2] / "farm/replay"
 
 
 @pytest.fixture(
@@ -161,16 +159,6 @@ done <lines
     assert [line.split()[-1] for line in lines[4:8]] == [f"output_{n}_0.raw" for n in range(4)]
     assert all(len(line.split()[0]) == 64 for line in lines[4:8])
     assert run(transport, "cat output_1_0.raw", cwd=folder).stdout == b"b"
-
-
-def test_script_of_farm_jobs_rerun(transport: Transport, folder: PurePosixPath) -> None:
-    words = {"outputs": "outputs", "runner": "program", "flags": "--word=1"}
-    script = re.sub(r"@(\w+)@", lambda found: words[found[1]], (REPLAY / "repro_on_device.sh").read_text())
-    program = b'#!/bin/sh\necho "$@" >outputs/words; [ "$LD_LIBRARY_PATH" = "$PWD" ] || exit 2; exit 7\n'
-    transport.push({folder / "program": program, folder / "run.sh": script.encode()})
-    assert run(transport, 'sh "$1"', str(folder / "run.sh")).code == 0
-    done = run(transport, "cat exit_code outputs/words", cwd=folder)
-    assert done.stdout.decode().split() == ["7", "--word=1", f"--output_folder_path={folder}/outputs"]
 
 
 def test_read_the_beginning_of_a_file(transport: Transport, folder: PurePosixPath) -> None:

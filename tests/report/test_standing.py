@@ -304,7 +304,7 @@ def test_the_page_of_a_job_has_its_past_its_files_and_how_to_do_it_again(example
         "before: passed in 20251229-120000-aaaaaa, 3 days before", "executorch 1.5.0 -&gt; 1.5.1",
         f'href="../../artifacts/ab/ab/{"ab" * 32}"', "cdcdcdcd",
         "without a link: not on the machine that wrote this page",
-        "farm jobs rerun &#39;quantized_ops/add[SM8650-htp-8a8w]&#39; --run example-7f3a --script repro",
+        "farm jobs bundle &#39;quantized_ops/add[SM8650-htp-8a8w]&#39; --run example-7f3a --to bundle",
     ):  # fmt: skip
         assert text in page
 

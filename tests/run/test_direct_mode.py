@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from attached import attach
 from farm_home import FarmHome
 from log_lines import LogLines
 from made import manifest
@@ -69,29 +67,10 @@ def test_the_outputs_are_those_of_a_session_and_the_program_is_another(runs: dic
 
 
 @pytest.mark.whole
-def test_it_runs_again_from_its_bundle_and_by_a_script(home: FarmHome, runs: dict[str, Any], tmp_path: Path) -> None:
+def test_it_runs_again_from_its_bundle(home: FarmHome, runs: dict[str, Any]) -> None:
     assert runs
     job = JOB.format("-direct_mode=true")
     home.farm("jobs", "rerun", job, "--virtual", "--json", code=0)
-    script = ("jobs", "rerun", job, "--script", str(tmp_path / "script"))
-    refused = home.farm(*script, "--iterations", "3", "--timeout", "9", code=2)
-    assert "executes every sample once, without a limit of time: leave --iterations and --timeout" in refused.stderr
-    home.farm(*script, code=0)
-    words = (tmp_path / "script/device/run.sh").read_text()
-    assert "qnn_executor_direct_runner_stub --model_path" in words
-    assert "--domain_id=3" in words
-    assert "--iteration" not in words
-    assert '--output_folder_path="$here/outputs"' in words
-    with attach(home, tmp_path / "bench", ["SM8650"]) as bench:
-        ran = subprocess.run(
-            **bench.script(tmp_path / "script"), capture_output=True, text=True, timeout=120, check=False
-        )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "STUB of direct mode, domain 3" in ran.stdout + ran.stderr
-    ended, output = ran.stdout.splitlines()[-2:]
-    assert ended == "exit code 0", "its runner writes no mean"
-    assert output.startswith("output_0_0.raw: ")
-    assert "No such file" not in ran.stderr
 
 
 @pytest.mark.whole

@@ -1,15 +1,13 @@
-"""`farm jobs rerun` as a user calls it: the exact bundle, the same device, both results, and a script for adb alone."""
+"""`farm jobs rerun` as a user calls it: the exact bundle, the same device, and both results."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,21 +16,18 @@ import msgspec
 import pytest
 from attached import Attached, attach
 from farm_home import FarmHome
-from waiting import until
 
-import farm
 from farm.base.config.settings import load_config
-from farm.base.errors import MissingToolError, UnknownNameError, UsageError
+from farm.base.errors import UnknownNameError, UsageError
 from farm.base.processes import Supervisor
 from farm.base.socs import find_soc
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.runtime.runtime import android_places, device_parts
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
 from farm.replay.one_off import LlamaProgram, OneOffOutcome, OneOffRequest
-from farm.replay.repro import compare_outputs, differences, repro, rows, write_script
+from farm.replay.repro import compare_outputs, differences, repro, rows
 from farm.replay.stored_result import StoredResult, find_bundle, find_job, find_stored_result, stored_bundle
 from farm.results.attempt import Attempt, Comparison, Direction, Measurement, Stage, Verdict
-from farm.store.artifacts import open_artifacts
 from farm.store.store import Store, open_store
 from farm.suites.suite import Features, InputSpec, Job, MethodInputs, OpPackage
 
@@ -60,15 +55,6 @@ def done(home: FarmHome, bench: Attached) -> FarmHome:
     ran = home.farm("jobs", "rerun", "smoke/*", "--json", code=0)
     (home.cwd / "repro.json").write_text(ran.stdout)
     return home
-
-
-@pytest.fixture(scope="module")
-def folder(done: FarmHome) -> Path:
-    """Folder written by `farm jobs rerun --script`."""
-    folder = done.cwd / "it's $HOME"
-    ran = done.farm("jobs", "rerun", JOB, "--script", str(folder), "--iterations", "1", code=0)
-    assert "for a VIRTUAL device, with the simulator for x86_64: not for a phone" in ran.stdout
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +101,7 @@ def test_it_runs_on_the_same_device_and_shows_both(done: FarmHome, bench: Attach
     assert [lease.device for lease in store.leases.all() if lease.token] == []
 
 
-def test_a_result_that_is_not_there_is_told(done: FarmHome, store: Store) -> None:
-    ran = done.farm("jobs", "rerun", "smoke/conv2d", "--script", ".", code=2)
-    assert ". is there already: name another folder" in ran.stderr
+def test_a_result_that_is_not_there_is_told(store: Store) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'smoke/conv2d'"):
         find_stored_result(store, "smoke/conv3d", None)
     with pytest.raises(UnknownNameError, match="unknown run 'nonsense'"):
@@ -252,165 +236,6 @@ class TestBundleFolder:
         pushed = {Path(word).name for word in shlex.split(libraries)[2:-1]}
         _runner, *parts = device_parts(find_soc("SM8650"), "htp", android_places(load_config()))
         assert pushed == {"qnn_executor_runner", *(part.name for part in parts)}
-
-
-def running(folder: str = "") -> set[int]:
-    """Return the processes that run `farm_runner` or its stub in `folder`, wherever without one."""
-    found = set()
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (place / "cmdline").read_bytes()
-            if b"_runner" in words and folder in ("", os.readlink(place / "cwd").removesuffix(" (deleted)")):
-                found.add(int(place.name))
-    return found
-
-
-def script(past: StoredResult, folder: Path, *, virtual: bool = True) -> list[str]:
-    """Write the script of a result, and return the lines of the command."""
-    return write_script(load_config(), past, folder, virtual=virtual, iterations=1, warm_up=0, timeout_s=1)
-
-
-class TestScript:
-    def run(self, folder: Path, bench: Attached, number: int = 0) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(**bench.script(folder, number), capture_output=True, text=True, timeout=120, check=False)
-
-    @staticmethod
-    def left(bench: Attached) -> list[str]:
-        return [path.name for path in (bench.root(0) / "data/local/tmp").glob("farm-repro-*")]
-
-    def test_it_is_plain_shell_and_has_all_it_takes(self, folder: Path) -> None:
-        checker = ["shellcheck"] if shutil.which("shellcheck") else ["sh", "-n"]
-        for written in (folder / "repro.sh", folder / "device" / "run.sh"):
-            checked = subprocess.run([*checker, written], capture_output=True, text=True, check=False)
-            assert checked.returncode == 0, checked.stdout
-        assert {"model.pte", "input_list.txt", "input_0_0.raw", "farm_runner", "real"} <= {
-            path.name for path in (folder / "device").iterdir()
-        }
-        about = json.loads((folder / "about.json").read_text())
-        assert (about["job"], about["runtime_kind"]) == (JOB, "simulator")
-        assert "VIRTUAL" in (folder / "repro.sh").read_text()
-        assert (folder / "reference_fp32" / "output_0_0.raw").is_file()
-
-    def test_it_runs_compares_and_leaves_nothing(self, folder: Path, bench: Attached) -> None:
-        ran = self.run(folder, bench)
-        assert ran.returncode == 0, ran.stderr
-        assert "exit code 0\nmean latency " in ran.stdout
-        assert "output_0_0.raw: " in ran.stdout
-        assert ran.stdout.splitlines()[-1].endswith("bytes, the same as then")
-        assert (folder / "outputs" / "output_0_0.raw").is_file()
-        then = folder / "outputs_then" / "output_0_0.raw"
-        kept = then.read_bytes()
-        then.write_bytes(bytes([kept[0] ^ 1]) + kept[1:])
-        ran = self.run(folder, bench)
-        assert (ran.returncode, ran.stdout.splitlines()[-1].endswith("of which 1 differ from then")) == (0, True)
-        then.unlink()
-        assert "there is no comparison" in self.run(folder, bench).stdout
-        then.write_bytes(kept)
-        assert self.left(bench) == []
-
-    def test_the_exit_code_is_the_runners(self, folder: Path, bench: Attached, tmp_path: Path) -> None:
-        shutil.copytree(folder, tmp_path / "copy")
-        model = tmp_path / "copy" / "device" / "model.pte"
-        model.write_bytes(model.read_bytes()[:1000])
-        ran = self.run(tmp_path / "copy", bench)
-        assert (ran.returncode, "exit code 4" in ran.stdout) == (4, True), ran.stderr
-        assert self.left(bench) == []
-
-    def test_another_device_is_refused_before_anything_is_pushed(self, folder: Path, bench: Attached) -> None:
-        ran = self.run(folder, bench, 2)
-        assert (ran.returncode, ran.stdout) == (125, "")
-        assert "the program is for SM8650, the device is a SM8750" in ran.stderr
-        gone = bench.script(folder)
-        gone["args"][-1] = "nobody"
-        ran = subprocess.run(**gone, capture_output=True, text=True, timeout=60, check=False)
-        assert (ran.returncode, "no device nobody: attach one" in ran.stderr) == (125, True)
-
-    @pytest.mark.parametrize("direct", [False, pytest.param(True, marks=pytest.mark.whole)])
-    def test_ctrl_c_ends_it_and_removes_its_folder(
-        self, folder: Path, bench: Attached, tmp_path: Path, direct: bool
-    ) -> None:
-        shutil.copytree(folder, tmp_path / "copy")
-        device = tmp_path / "copy" / "device"
-        script = device / "run.sh"
-        if direct:
-            # The stub of the direct mode runner is a process of its own.
-            stub = shutil.copy(Path(farm.__file__).parent / "builds/runtime/qnn_executor_direct_runner_stub.sh", device)
-            (device / "input_list.txt").write_text((device / "input_list.txt").read_text() * 100_000)
-            words = f"./{Path(stub).name} --input_list_path=input_list.txt --output_folder_path=outputs &"
-            script.write_text(re.sub(r"(?m)^\./.*&$", lambda _: words, script.read_text()))
-        else:
-            script.write_text(script.read_text().replace("--iteration=1 ", "--iteration=100000 "))
-        process = subprocess.Popen(
-            **bench.script(tmp_path / "copy"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        pids = bench.root(0) / "data/local/tmp"
-        found = until(
-            lambda: [one for one in pids.glob("farm-repro-*/device/pid") if one.read_text().strip()], "a runner", 60
-        )
-        runner = int(found[0].read_text())
-        folder = str(found[0].parent)
-        until(lambda: len({runner} | running(folder)) >= 1 + direct, "every runner", 60)
-        runners = {runner} | running(folder)
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-        assert self.left(bench) == []
-        # The script waits for its runners, so that the device is free.
-        assert not runners & running()
-
-    def test_it_has_the_method_and_shapes(self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        past = find_stored_result(store, JOB, None)
-        bundle = BundleCache(load_config().cache_dir).lookup(past.attempt.bundle_key)
-        assert bundle is not None
-        other = {"method": "up", "method_index": 1, "features": ("shared_buffer",), "dynamic": True, "references": ()}
-        made = msgspec.structs.replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, **other))
-        monkeypatch.setattr("farm.replay.stored_result.find_made_bundle", lambda *_: made)
-        script(past, tmp_path / "out")
-        words = shlex.split((tmp_path / "out" / "device" / "run.sh").read_text())
-        assert {"--method_index=1", "--input_shape_path=input_shapes.txt"} <= set(words)
-        assert (tmp_path / "out" / "device" / "input_shapes.txt").is_file()
-
-    @pytest.mark.whole
-    @pytest.mark.parametrize("build", ["rooted-by-su", "rooted-by-magisk", "user"])
-    def test_it_is_root_by_su(self, folder: Path, home: FarmHome, tmp_path: Path, build: str) -> None:
-        copy = tmp_path / "it's a copy"
-        shutil.copytree(folder, copy)
-        for name, was, wanted in (
-            ("repro.sh", "\nroot=0\n", "\nroot=1\n"),
-            ("device/run.sh", "mkdir -p outputs\n", "mkdir -p outputs\nid -un >outputs/user\n"),
-        ):
-            script = copy / name
-            assert was in script.read_text()
-            script.write_text(script.read_text().replace(was, wanted))
-        with attach(home, tmp_path / "bench", ["SM8650"], build=build) as bench:
-            ran = self.run(copy, bench)
-            assert self.left(bench) == []
-        if build == "user":
-            assert (ran.returncode, ran.stdout) == (125, "")
-            assert "root is needed, and neither adb root nor su gives it" in ran.stderr
-        else:
-            assert ran.returncode == 0, ran.stderr
-            assert ran.stdout.splitlines()[-1].endswith("bytes, the same as then")
-            assert (copy / "outputs" / "user").read_text() == "root\n"
-
-    def test_damaged_outputs_and_options_that_it_lacks_are_named(self, store: Store, tmp_path: Path) -> None:
-        artifacts = open_artifacts(load_config())
-        hashes = [artifacts.put(content) for content in (b"as it was", b"before the damage")]
-        path = artifacts.path(hashes[1])
-        path.chmod(0o644)
-        path.write_bytes(b"after the damage!")
-        outputs = {f"output_0_{number}.raw": sha256 for number, sha256 in enumerate([*hashes, "0" * 64])}
-        past = msgspec.structs.replace(find_stored_result(store, JOB, None), outputs=outputs)
-        lines = script(measured_with(past, heap="measured"), tmp_path / "out")
-        assert [path.name for path in (tmp_path / "out" / "outputs_then").iterdir()] == ["output_0_0.raw"]
-        assert "kept past outputs are lost or damaged, and left out: output_0_1.raw, output_0_2.raw" in lines
-        assert f"the script measures no DSP heap, as run {past.run.id} did: --heap is left out" in lines
-
-    def test_a_phone_gets_no_files_of_another_machine(self, store: Store, tmp_path: Path) -> None:
-        past = msgspec.structs.replace(find_stored_result(store, JOB, None), kind="hardware")
-        with pytest.raises(MissingToolError, match=r"SM8650 htp needs .*farm_runner.*libQnnHtp"):
-            script(past, tmp_path / "out", virtual=False)
-        assert not (tmp_path / "out").exists()
 
 
 def attempt(sqnr: float, latency: tuple[float, ...], *more: Measurement) -> Attempt:

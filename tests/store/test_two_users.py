@@ -24,8 +24,8 @@ from farm.store.store import open_store
 PLANT = Path(__file__).with_name("plant_runs.py")
 # Bisecting looks for bundles in the same way as `perf confirm`.
 BISECT = pytest.param("perf bisect", marks=pytest.mark.soak)
-CONFIRM, SCRIPT = (
-    pytest.param(command, marks=pytest.mark.whole) for command in ("perf confirm", "jobs rerun --script=out")
+CONFIRM, BUNDLE = (
+    pytest.param(command, marks=pytest.mark.whole) for command in ("perf confirm", "jobs bundle --to=out")
 )
 # For commands whose statements differ. A value that a database returns is handled by the same code whichever it is.
 EACH_DATABASE = pytest.mark.parametrize(
@@ -197,7 +197,7 @@ class TestWhatAUserCannotDo:
         assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
 
     @pytest.mark.whole
-    @pytest.mark.parametrize("command", ["jobs rerun --virtual=1", SCRIPT, CONFIRM, BISECT])
+    @pytest.mark.parametrize("command", ["jobs rerun --virtual=1", BUNDLE, CONFIRM, BISECT])
     def test_make_a_look_for_a_bundle_remove_a_folder(self, world: World, precious: Path, command: str) -> None:
         bundles = world.ada.cache / "bundles"
         keys = [str(precious), relative(precious, bundles / ".."), "..", ".", "c" * 63 + "/"]
@@ -209,7 +209,7 @@ class TestWhatAUserCannotDo:
             assert (precious / "thesis.txt").read_text() == "years of work"
 
     @pytest.mark.whole
-    @pytest.mark.parametrize("command", ["jobs rerun", CONFIRM, BISECT])
+    @pytest.mark.parametrize("command", ["jobs rerun", BUNDLE, CONFIRM, BISECT])
     def test_have_his_intent_executed_by_the_id_of_his_run(self, world: World, suite: Path, command: str) -> None:
         intents = [world.bob.home / "his" / f"run{number}" for number in range(2)]
         ids = [str(intents[0]), relative(intents[1], world.ada.state / "runs")]
@@ -218,18 +218,17 @@ class TestWhatAUserCannotDo:
             {"id": one, "suite": str(suite), "intent": str(intent), "key": "right", "days": 2 - n}
             for n, (one, intent) in enumerate(zip(ids, intents, strict=True))
         ))  # fmt: skip
-        ends = ["--good=latest~1", "--bad=latest"] if command != "jobs rerun" else []
-        for extra in ([], ["--script=out"]) if command == "jobs rerun" else ([],):
-            world.refused(*command.split(), "his/conv2d", *ends, *extra)
-            assert not executed(world)
+        ends = [] if command.startswith("jobs") else ["--good=latest~1", "--bad=latest"]
+        world.refused(*command.split(), "his/conv2d", *ends)
+        assert not executed(world)
 
-    @pytest.mark.parametrize("command", ["jobs rerun", SCRIPT, CONFIRM, BISECT])
+    @pytest.mark.parametrize("command", ["jobs rerun", BUNDLE, CONFIRM, BISECT])
     def test_have_his_suite_executed_by_its_path(self, world: World, suite: Path, command: str) -> None:
         for path in (str(suite), str(suite / "suite.toml")):
             spec = {"suite": str(suite), "suite_column": path, "key": "right"}
             world.plant({**spec, "days": 1}, spec)
             group, name, *more = command.split()
-            ends = [] if name == "rerun" else ["--good=latest~1", "--bad=latest"]
+            ends = [] if group == "jobs" else ["--good=latest~1", "--bad=latest"]
             world.refused(group, name, "his/conv2d[SM8650-htp-8a8w]", *ends, *more)
             assert not executed(world)
 
@@ -257,7 +256,7 @@ class TestWhatAUserCannotDo:
         [run_id] = world.plant({"artifacts": [["../../secret", "etdump"], ["x", "output:output_0_0.raw"]]})
         done = world.farm("report", run_id)
         assert done.returncode == 0, done.stderr
-        done = world.farm("jobs", "rerun", JOB, "--script", "out")
+        done = world.farm("jobs", "bundle", JOB, "--to", "out")
         assert (done.returncode, "is no key of a bundle" in done.stderr) == (7, False)
 
     def test_have_her_write_a_report_or_files_of_a_profile_where_he_likes(self, world: World, precious: Path) -> None:

@@ -467,13 +467,11 @@ def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
 @click.option("--run", "ref", metavar="RUN", help="Result of this run: latest, latest~1 or an id.")
 @click.option("--device", metavar="NAME", default="",
               help="Run it on this device: name, serial, id, or 'same' for the device of the past result.")  # fmt: skip
-@click.option("--script", type=opt.FOLDER, metavar="FOLDER",
-              help="Run nothing: write the bundle to FOLDER, with a shell script that needs only adb.")  # fmt: skip
 @_program_options
 @opt.one_off_options
 @opt.toolchain_option("Toolchain whose runner and libraries execute it")
 @opt.json_option("Print both results as JSON instead of a table.")
-def rerun_command(job: str, ref: str | None, device: str, script: Path | None, **options: Any) -> int:
+def rerun_command(job: str, ref: str | None, device: str, **options: Any) -> int:
     """Run a past result of JOB again, from its exact bundle, and show both side by side.
 
     JOB is suite/case, a whole job id, or a pattern with * and ? that only one job matches. Without --run it is the
@@ -491,27 +489,18 @@ def rerun_command(job: str, ref: str | None, device: str, script: Path | None, *
 
     other, virtual, toolchain = _take_program(options), bool(options["virtual"]), options["toolchain"]
     opt.refuse_attached(virtual=virtual)
-    if script is not None and (device or opt.is_json()):
-        raise UsageError("--script runs nothing: leave --device and --json out")
     if acted("rerun", job=job, run=ref or "", virtual=virtual, taken=("ref",)):
         return 0
     asked = opt.executions(options["iterations"], options["warm_up"])
     asked |= {"virtual": virtual, "timeout_s": options["timeout_s"]}
     if other is not None:
         asked |= _ONCE
-    with opened(readonly=script is not None, existing=True) as (config, store):
+    with opened(existing=True) as (config, store):
         past = find_stored_result(store, job, ref)
         notice(past.description)
-        if past.is_heap and other is None and script is None:
+        if past.is_heap and other is None:
             opt.refuse_given(f"run {past.run.id} measured the DSP's heap: leave {{}} out", "warm_up")
         selected = config_to_run_again(config, past.run, toolchain)
-        if script is not None:
-            from farm.replay.repro import write_script
-
-            del asked["reducible"]
-            asked["named"] = opt.given("iterations", "warm_up", "timeout_s")
-            echo("\n".join(write_script(selected, past, script, **asked)))
-            return 0
         outcome = repro(selected, store, past, device=device, command=as_called(), program=other, **asked)
     show(_repro_data(outcome), _repro_lines(outcome))
     return outcome.now.exit_code

@@ -38,8 +38,9 @@ def ways_again(job: JobView, rerun: str, run_id: str) -> list[tuple[str, str]]:
     if attempt is None or not attempt.device:
         return ways
     if attempt.bundle_key:
-        repro = shlex.join(["farm", "jobs", "rerun", job.id, "--run", run_id])
-        ways += [("Its exact bundle", repro), ("With adb alone", f"{repro} --script repro")]
+        of_run = [job.id, "--run", run_id]
+        ways.append(("Its exact bundle", shlex.join(["farm", "jobs", "rerun", *of_run])))
+        ways.append(("Without farm", shlex.join(["farm", "jobs", "bundle", *of_run, "--to", "bundle"])))
     if attempt.cause == Cause.NUMERICS and backend is not None and backend.has_layers:
         # The run's own virtual device has ended, and farm debug looks for an attached one.
         own = ["--virtual", "1"] if "--virtual" in _words(rerun) else []
