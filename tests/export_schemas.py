@@ -1,8 +1,7 @@
 """Schemas of the export formats, after their documentation, limited to the parts that farm writes.
 
-CTRF: https://ctrf.io/docs/specification/root, closed at each level: no other member is allowed. The published
-schema is in no package on PyPI. The benchmark database: the types of its columns, oss_ci_benchmark_v3 of
-pytorch/test-infra. Traces: "Trace Event Format", complete events and metadata.
+The benchmark database: the types of its columns, oss_ci_benchmark_v3 of pytorch/test-infra.
+Traces: "Trace Event Format", complete events and metadata.
 """
 
 from __future__ import annotations
@@ -31,42 +30,7 @@ def listed(item: Any, **more: Any) -> dict[str, Any]:
     return {"type": "array", "items": item, **more}
 
 
-_UUID = {"type": "string", "pattern": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"}
-_STATUS = {"enum": ["passed", "failed", "skipped", "pending", "other"]}
 _NAME = {"type": "string", "minLength": 1}
-_COUNT = {"type": "integer", "minimum": 0}
-_ATTEMPT = closed(
-    {"attempt": {"type": "integer", "minimum": 1}, "status": _STATUS},
-    duration=_COUNT, start=INTEGER, stop=INTEGER, message=TEXT, trace=TEXT, extra=ANYTHING,
-)  # fmt: skip
-_TEST = closed(
-    {"name": _NAME, "status": _STATUS, "duration": INTEGER},
-    id=_UUID, start=INTEGER, stop=INTEGER, suite=listed(TEXT, minItems=1), message=TEXT, trace=TEXT, rawStatus=TEXT,
-    tags=listed(TEXT), type=TEXT, filePath=TEXT, retries=_COUNT, retryAttempts=listed(_ATTEMPT, minItems=1),
-    flaky={"type": "boolean"}, device=TEXT, parameters=ANYTHING, extra=ANYTHING,
-)  # fmt: skip
-_SUMMARY = closed(
-    dict.fromkeys(("tests", "passed", "failed", "skipped", "pending", "other"), _COUNT)
-    | {"start": INTEGER, "stop": INTEGER},
-    suites=_COUNT, extra=ANYTHING,
-)  # fmt: skip
-_ENVIRONMENT = closed(
-    {},
-    **dict.fromkeys(("reportName", "appName", "appVersion", "buildName", "commit", "branchName", "osPlatform"), TEXT),
-    testEnvironment=TEXT, healthy={"type": "boolean"}, extra=ANYTHING,
-)  # fmt: skip
-_RESULTS = closed(
-    {"tool": closed({"name": _NAME}, version=TEXT, extra=ANYTHING), "summary": _SUMMARY, "tests": listed(_TEST)},
-    environment=_ENVIRONMENT, extra=ANYTHING,
-)  # fmt: skip
-CTRF = _checker(closed(
-    {
-        "reportFormat": {"const": "CTRF"},
-        "specVersion": {"type": "string", "pattern": "^[0-9]+\\.[0-9]+\\.[0-9]+$"},
-        "results": _RESULTS,
-    },
-    reportId=_UUID, timestamp=TEXT, generatedBy=TEXT, extra=ANYTHING,
-))  # fmt: skip
 
 # The database's Map(String, String).
 _STRINGS = {"type": "object", "additionalProperties": TEXT}

@@ -96,7 +96,7 @@ def test_a_tab_offers_names_of_its_kind(offered: Callable[..., list[str]]) -> No
         ("run", "--toolchain", ""): "main default",
         ("run", "--precision", "16a8"): "16a8w",
         ("virtual", "fault", "x", "st"): "stall",
-        ("data", "export", "--format", "ct"): "ctrf",
+        ("data", "export", "--format", "ju"): "junit",
         ("suites", "smoke", "own"): "own_ops",
         ("suites", "tune", "own_ops/"): "own_ops/tanh",
     }.items():

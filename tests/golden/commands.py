@@ -74,7 +74,6 @@ ASKED = [
     ["nightly", "night.toml", "--check"],
 ]
 EXPORTED = {
-    "ctrf": (NIGHTLY_RUN, RUNS["farm exec"], RUNS["farm pytest"]),
     "junit": (NIGHTLY_RUN, RUNS["farm debug"], RUNS["farm exec"]),
     "hud": (NIGHTLY_RUN, RUNS["both kinds of device"], RUNS["farm pytest"]),
     "trace": (NIGHTLY_RUN, RUNS["detailed profile"]),

@@ -112,7 +112,7 @@ def nightly_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NightlyRun
             more=f"""
 [export]
 folder = "exports"
-formats = ["jsonl", "junit", "ctrf", "hud", "trace"]
+formats = ["jsonl", "junit", "hud", "trace"]
 [[notify.webhook]]
 url_env = "HOOK_URL"
 token_env = "TOKEN"
@@ -182,7 +182,7 @@ def test_the_pages_lead_to_the_runs_and_the_exports_have_stable_names(nightly_ru
     names = {path.name for path in (nightly_run.home.cwd / "exports").iterdir()}
     assert names == {
         f"{cell}.{suffix}" for cell in ("all", "good")
-        for suffix in ("jsonl", "junit.xml", "ctrf.json", "hud.json", "trace.json")
+        for suffix in ("jsonl", "junit.xml", "hud.json", "trace.json")
     }  # fmt: skip
     junit = ElementTree.parse(nightly_run.home.cwd / "exports" / "all.junit.xml").getroot()  # noqa: S314 - our own
     assert junit.get("failures") == "1"

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from export_schemas import CTRF, HUD, JUNIT, TRACE
+from export_schemas import HUD, JUNIT, TRACE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -21,7 +21,6 @@ from receivers import web_server
 from recipe import FarmCopy, recipe_code
 
 from farm.report.formats import export_formats
-from farm.report.formats.ctrf import render_ctrf
 from farm.report.formats.hud import render_hud
 from farm.report.formats.junit import render_junit
 from farm.report.formats.spans import send_spans
@@ -35,12 +34,6 @@ from farm.suites.suite import Case, InputSpec, Job, Target
 from .conftest import run_of
 
 # Exports: valid in their formats, with true facts about every job; spans; and the recipe for a format.
-
-
-def ctrf(view: RunView) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(render_ctrf(view))
-    CTRF.validate(document)
-    return document
 
 
 def hud(view: RunView) -> list[dict[str, Any]]:
@@ -89,7 +82,7 @@ def outcomes() -> RunView:
     return msgspec.structs.replace(view, jobs=(*view.jobs[:5], skipped, view.jobs[6]))
 
 
-@pytest.mark.parametrize("render", [ctrf, hud, junit])
+@pytest.mark.parametrize("render", [hud, junit])
 def test_any_run_is_what_the_format_asks_for_without_invisible_text(
     render: Callable[[RunView], object], request: pytest.FixtureRequest
 ) -> None:
@@ -103,46 +96,6 @@ def test_any_run_is_what_the_format_asks_for_without_invisible_text(
         assert "<script>" in text
         assert not {"\x1b", "\0", "\u202e", "\u200b"} & set(text)
         text.encode()
-
-
-def test_ctrf_says_of_every_outcome_what_is_so(outcomes: RunView) -> None:
-    results = ctrf(outcomes)["results"]
-    assert " ".join(f"{test['status']}={test['rawStatus']}" for test in results["tests"]) == (
-        "passed=passed failed=failed other=known other=infra skipped=skipped skipped=skipped pending=not_run"
-    )
-    summary = results["summary"]
-    assert summary.items() >= {
-        "tests": 7, "passed": 1, "failed": 1, "skipped": 2, "pending": 1, "other": 2,
-        "start": outcomes.started_ms, "stop": outcomes.finished_ms,
-    }.items()  # fmt: skip
-    assert results["environment"]["healthy"] is False
-    passed, failed, known, infra, *_ = results["tests"]
-    assert "message" not in passed
-    assert (passed["start"], passed["stop"], passed["duration"]) == (1_767_261_601_000, 1_767_261_601_500, 500)
-    assert (failed["message"], failed["trace"]) == ("failed here", "segmentation fault\n")
-    assert known["message"] == "known issue: the SDK is wrong: failed here"
-    assert (infra["retries"], infra["duration"], infra["flaky"]) == (1, 1000, False)
-    [retry] = infra["retryAttempts"]
-    assert (retry["attempt"], retry["status"], "start" in retry) == (1, "other", False)
-    assert failed["extra"]["run_again"].startswith("farm run --soc SM8650")
-    unfinished = ctrf(msgspec.structs.replace(outcomes, finished_ms=None, exit_code=None))["results"]
-    assert unfinished["summary"]["stop"] == 1_767_261_601_500
-
-
-def test_ctrf_calls_flaky_only_what_failed_by_itself() -> None:
-    for before, flaky in ((Verdict.FAILED, True), (Verdict.INFRA, False)):
-        (test,) = ctrf(run_of((one(before), one(Verdict.PASSED))))["results"]["tests"]
-        assert (test["status"], test["flaky"], test["retries"]) == ("passed", flaky, 1)
-
-
-def test_ctrf_says_which_devices_are_virtual_and_is_the_same_every_time(example_run: RunView) -> None:
-    document = ctrf(example_run)["results"]
-    assert document["environment"]["testEnvironment"] == "virtual"
-    test = document["tests"][0]
-    assert (test["device"], test["extra"]["times_are"]) == ("virtual-SM8650-0 (virtual)", "host time of a simulator")
-    assert "virtual" in test["tags"]
-    assert render_ctrf(example_run) == render_ctrf(example_run)
-    assert len({test["id"] for test in document["tests"]}) == len(document["tests"])
 
 
 def test_junit_has_every_outcome(outcomes: RunView) -> None:
@@ -270,7 +223,7 @@ def test_the_recipe_adds_a_format(tmp_path: Path, farm_cache: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{JOB.id}\tfailed\tNone\n"), done.stderr
     checked = copy.farm("nightly", "--check", str(night))
     assert checked.returncode == 2
-    assert "export.formats: unknown format 'xlsx': known are ctrf, hud, jsonl, junit, trace, tsv" in checked.stderr
+    assert "export.formats: unknown format 'xlsx': known are hud, jsonl, junit, trace, tsv" in checked.stderr
 
 
 # Traces: valid in the Trace Event Format, with a mark for measured and for merely laid out times.

@@ -17,7 +17,6 @@ import msgspec
 import pytest
 from report_pages import Page, hostile_context, in_full, section, unpacked
 
-from farm.report.formats.ctrf import render_ctrf
 from farm.report.formats.github import run_markdown
 from farm.report.formats.junit import render_junit, xml_text
 from farm.report.formats.run_json import parse_json, render_json
@@ -395,7 +394,7 @@ def texts(view: RunView) -> dict[str, str]:
     return {
         "page": html, "page of a job": unpacked(html)[0], "terminal": render_summary(view),
         "job": "\n".join(job_lines(summary, summary.jobs[0], [], {})),
-        "github": run_markdown(view), "ctrf": render_ctrf(view), "junit": render_junit(view),
+        "github": run_markdown(view), "junit": render_junit(view),
         "diff": "\n".join(diff_lines(diff_runs(view, view), 5)), "json": render_json(view),
     }  # fmt: skip
 

@@ -18,7 +18,6 @@ from _pytest.mark.expression import Expression
 from farm.numbers.compare.measuring import figures_of
 from farm.numbers.regressions import stored_pairs
 from farm.replay.repro import rows
-from farm.report.formats.ctrf import render_ctrf
 from farm.report.formats.junit import render_junit
 from farm.report.formats.run_json import parse_json, render_json
 from farm.report.html.page_of_run import matrices, render_html
@@ -82,8 +81,6 @@ def test_the_verdict_line_and_the_tone_follow_the_worst() -> None:
 def test_what_was_skipped_on_a_virtual_device_is_no_attempt_that_was_tried_again() -> None:
     view = run_of(make_attempts(S, P), make_attempts(S, I, P), make_attempts(I, S), make_attempts(S))
     assert [one.retried for one in summarize(view).jobs] == [False, True, True, False]
-    tests = json.loads(render_ctrf(view))["results"]["tests"]
-    assert [(one["retries"], len(one.get("retryAttempts", []))) for one in tests] == [(0, 0), (1, 1), (1, 1), (0, 0)]
 
 
 def test_key_numbers_are_the_worst_output_and_the_median() -> None:
