@@ -1,4 +1,4 @@
-"""Inventory of this machine: abilities by SoC and backend, tools, runtimes, and the state of their files."""
+"""Inventory of this machine: abilities by SoC and backend, tools, and the state of the files of runtimes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from farm.base.backends.registry import BACKENDS, find_backend, runs_on_cpu
+from farm.base.backends.registry import find_backend, runs_on_cpu
 from farm.base.config.settings import Config
 from farm.base.errors import FarmError, IllegalTargetError, MissingToolError
 from farm.base.hashes import hash_files
-from farm.base.socs import Soc, check_backend, load_socs
+from farm.base.socs import Soc, check_backend
 from farm.builds.runtime.native import (
     ANDROID,
     HOST,
@@ -325,7 +325,7 @@ def _folder(name: str, root: Path | None, needed: tuple[str, ...]) -> Tool:
     return Tool(name, root.name, str(root), f"has no {lacking}" if lacking else "")
 
 
-# Inventory of the runtimes of this machine and the state of their files: nothing is built, fetched or pushed.
+# State of the files of runtimes: nothing is built, fetched or pushed.
 
 
 _QNN_BACKEND = "libexecutorch_backend_qnn.so"
@@ -349,30 +349,6 @@ class FileState(msgspec.Struct, frozen=True):
     """Next step of the user."""
 
 
-class Offer(msgspec.Struct, frozen=True):
-    """Runtime that is available here, or could be."""
-
-    name: str
-    kind: str
-    target: str
-    backends: tuple[str, ...]
-    state: str
-    """`ready`, `not built`, or the missing parts."""
-    repairs: tuple[str, ...]
-    """Steps of the user, in order."""
-
-
-def list_offers(config: Config, soc: Soc | None, backend: str | None, mode: Mode = "traditional") -> list[Offer]:
-    """Return every runtime for `soc` and `backend`; None stands for all SoCs or backends."""
-    offers = []
-    for target in TARGETS.values():
-        for name, model, backends in _runtimes(target, soc, mode):
-            if backend is None or backend in backends:
-                states = list(_examine(_parts(config, model, backends[0], target, mode)))
-                offers.append(_offer(name, target, backends, states))
-    return offers
-
-
 def inspect(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: Mode = "traditional") -> list[FileState]:
     """Return every file that a device with `soc` needs for `backend`. Raises IllegalTargetError."""
     check_backend(soc, backend)
@@ -389,7 +365,7 @@ def inspect(config: Config, soc: Soc, backend: str, target: BuildTarget, mode: M
             f"the {backend} backend has no runtime on {target.name}: {why.get(target.kind, 'none is known')}; "
             f"use --target {able}"
         )
-    return list(_examine(_parts(config, soc, backend, target, mode), config.cache_dir))
+    return list(_examine(config.cache_dir, _parts(config, soc, backend, target, mode)))
 
 
 def default_target(backend: str, mode: Mode = "traditional") -> BuildTarget:
@@ -399,50 +375,10 @@ def default_target(backend: str, mode: Mode = "traditional") -> BuildTarget:
     return next((target for target in TARGETS.values() if backend in target.backends), TARGETS[HOST])
 
 
-def _runtimes(target: BuildTarget, soc: Soc | None, mode: Mode) -> Iterator[tuple[str, Soc, tuple[str, ...]]]:
-    """Yield the name, an SoC and the backends of every runtime of a target."""
-    socs = [soc] if soc else list(load_socs().values())
-    if mode == "direct":
-        if target.name == ANDROID:
-            direct = tuple(name for name in target.backends if BACKENDS[name].direct_library)
-            yield from _by_hardware("android", "-direct", direct, socs)
-    elif target.kind in ("android", "oe-linux"):
-        yield from _by_hardware(target.kind, "", target.backends, socs)
-    else:
-        name = "simulator" if target.name == HOST else target.name
-        yield name, socs[0], target.backends
-        yield from _by_hardware(name, "", target.rehearses, socs)
-
-
-def _by_hardware(
-    name: str, suffix: str, backends: tuple[str, ...], socs: list[Soc]
-) -> Iterator[tuple[str, Soc, tuple[str, ...]]]:
-    seen = set()
-    for backend in backends:
-        for model in sorted(socs, key=lambda one: one.htp_arch):
-            version = f"-v{getattr(model, field)}" if (field := BACKENDS[backend].hardware) else ""
-            if backend in model.backends and backend + version not in seen:
-                seen.add(backend + version)
-                yield f"{name}-{backend}{version}{suffix}", model, (backend,)
-
-
-def _offer(name: str, target: BuildTarget, backends: tuple[str, ...], states: list[FileState]) -> Offer:
-    bad = [state for state in states if state.state != "ok"]
-    if not bad:
-        state = "ready"
-    elif all(one.state == "not built" for one in bad):
-        state = "not built"
-    elif len(bad) == 1:
-        state = f"{bad[0].state} {bad[0].name}"
-    else:
-        state = f"lacks {len(bad)} files"
-    return Offer(name, target.kind, target.name, backends, state, tuple(dict.fromkeys(one.repair for one in bad)))
-
-
-def _examine(parts: list[RuntimePart], cache_dir: Path | None = None) -> Iterator[FileState]:
-    """Yield the state of every part; with hashes if there is a `cache_dir` to remember them in."""
+def _examine(cache_dir: Path, parts: list[RuntimePart]) -> Iterator[FileState]:
+    """Yield the state of every part."""
     there = [part.path for part in parts if part.path is not None and part.present]
-    hashes = hash_files(cache_dir, there) if cache_dir else {}
+    hashes = hash_files(cache_dir, there)
     for part in parts:
         fault = find_fault(part)
         path = part.path if part.present else None
@@ -451,7 +387,7 @@ def _examine(parts: list[RuntimePart], cache_dir: Path | None = None) -> Iterato
             str(part.path.resolve()) if part.path is not None else "",
             path.stat().st_size if path else 0,
             made_for(path) if path else "",
-            hashes.get(path, "") if path else "",
+            hashes[path] if path else "",
             fault.brief if fault else "ok",
             fault.problem if fault else "",
             fault.repair if fault else "",

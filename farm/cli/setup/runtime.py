@@ -49,25 +49,6 @@ def command() -> None:
     """
 
 
-@command.command("list")
-@soc_option("Only runtimes for this SoC.")
-@click.option("--backend", metavar="BACKEND", help="Only runtimes for this backend.")
-@_direct_option
-@json_option()
-def list_runtimes(soc: str | None, backend: str | None, *, direct: bool) -> None:
-    """List the runtimes, and the missing parts of each. Builds nothing."""
-    from farm.builds.runtime.inventory import list_offers
-
-    chosen = find_soc(soc) if soc else None
-    if backend is not None:
-        find_backend(backend)
-    offers = list_offers(configured(), chosen, backend, "direct" if direct else "traditional")
-    table = [("runtime", "kind", "backends", "state")]
-    table += [(offer.name, offer.kind, ", ".join(offer.backends), offer.state) for offer in offers]
-    repairs = _repairs((repair, offer.name) for offer in offers for repair in offer.repairs)
-    show({"runtimes": offers}, [*columns(table), *repairs])
-
-
 @command.command("build")
 @click.option(
     "--target",
