@@ -254,7 +254,6 @@ _ARGUMENTS = {
     ("list", "suite_names"): lambda asked: [*_suites(asked), *_commands_beside(asked)],
     ("tune", "case"): _jobs,
     ("show", "name"): _toolchains,
-    ("remove", "version"): _environments,
     ("fault", "kind"): _constant("farm.devices.virtual.faults", "FaultKind"),
 }
 """Functions by command and argument; an empty command stands for any."""

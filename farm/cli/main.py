@@ -80,8 +80,8 @@ _IN_GROUPS = {
     },
     "setup": {
         "doctor": ("setup.doctor:command", "Check this machine for compiling, staging and running."),
-        "toolchain": ("setup.toolchain:command", "List, show and make toolchains."),
-        "sdk": ("setup.toolchain:sdk_command", "Show, fetch and select QNN SDKs."),
+        "toolchain": ("setup.toolchain:command", "List and show toolchains."),
+        "sdk": ("setup.toolchain:sdk_command", "Show and fetch QNN SDKs."),
         "runtime": ("setup.runtime:command", "Show, build and check runner, libraries and skels."),
         "sign": ("setup.runtime:sign_command", "Sign the skels of LPAI and direct mode."),
         "cache": ("setup.cache:command", "Show or prune compiled bundles."),

@@ -323,30 +323,6 @@ def test_native_folders_are_those_of_the_qnn_table(tmp_path: Path) -> None:
             sdks.native_fields(msgspec.structs.replace(toolchain, native=native))
 
 
-def test_it_is_written_into_farm_toml_and_all_else_stays(home: FarmHome, config: Config) -> None:
-    root = _fetch(config)
-    file = home.cwd / "farm.toml"
-    before = '# mine\nstore = "sqlite:///s.db" # here\n\n[qnn] # of QNN\n'
-    after = 'hexagon_sdk_root = "h"\n\n[paths]\n'
-    file.write_text(before + after)
-    own = FarmHome(config.cache_dir, home.state, home.cwd)
-    done = own.farm("setup", "sdk", "use", "2.37")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert file.read_text() == f'{before}sdk_root = "{root}"\n{after}'
-    assert load_config(file).sdk_root == root
-    listed = own.farm("setup", "sdk", "list")
-    assert f"{VERSION} *" in listed.stdout
-    assert all(len(line) <= 80 for line in listed.stdout.splitlines()), listed.stdout
-    own.farm("setup", "sdk", "use", ".".join(sdks.wheel_version().split(".")[:2]), code=0)
-    assert file.read_text() == before + after
-
-
-def test_without_a_farm_toml_it_says_what_to_write(home: FarmHome, config: Config) -> None:
-    root = _fetch(config)
-    done = FarmHome(config.cache_dir, home.state, home.cwd).farm("setup", "sdk", "use", str(root), code=2)
-    assert f'these two lines: [qnn] and sdk_root = "{root}"' in done.stderr
-
-
 def test_an_sdk_that_is_named_and_not_there_ends_a_run_before_it_begins(home: FarmHome) -> None:
     run = ("run", "--soc", "SM8650", "--suite", "smoke", "--virtual", "1")
     assert "QNN_SDK_ROOT=/nope: there is no such folder" in home.farm(
@@ -562,13 +538,13 @@ def test_size_and_licence_are_shown_and_consent_is_asked_for_once(asked: FarmHom
     assert asked.farm(*FETCH, RELEASE).returncode != 0
 
 
-def test_the_address_of_the_command_line_is_taken(asked: FarmHome, server: MavenServer) -> None:
-    (asked.cwd / "farm.toml").write_text('[qnn]\nmaven_url = "https://127.0.0.1:1/none"\n')
-    words = (*FETCH, "--accept-licence")
-    assert "cannot fetch https://127.0.0.1:1/none" in asked.farm(*words, code=4).stderr
-    asked.farm(*words, "--url", f"{server.url}/", code=0)
-    assert "expected an https address" in asked.farm(*words, "--url", "http://example.org", code=2).stderr
-    assert "name one of them" in asked.farm("setup", "sdk", "fetch", "--url", server.url, code=2).stderr
+def test_the_address_of_the_repository_is_that_of_farm_toml_and_checked(asked: FarmHome) -> None:
+    for address, code, problem in (
+        ("https://127.0.0.1:1/none", 4, "cannot fetch https://127.0.0.1:1/none"),
+        ("http://example.org", 2, "expected an https address"),
+    ):
+        (asked.cwd / "farm.toml").write_text(f'[qnn]\nmaven_url = "{address}"\n')
+        assert problem in asked.farm(*FETCH, "--accept-licence", code=code).stderr
 
 
 def test_ctrl_c_leaves_nothing_and_the_next_call_fetches(asked: FarmHome, server: MavenServer) -> None:

@@ -135,13 +135,6 @@ def is_safe(url: str) -> bool:
     )
 
 
-def require_safe(url: str, named: str) -> str:
-    """Return `url` without its last slash. Raises UsageError, with the name of the setting, for an unsafe address."""
-    if not is_safe(url) or not url.isprintable() or " " in url:
-        raise UsageError(f"{named} {one_line(url, 200)!r}: expected an https address")
-    return url.rstrip("/")
-
-
 def read_small(url: str, most_bytes: int) -> bytes:
     """Return a small file. Raises InfraError for a missing or larger file; FileNotFoundError for code 404."""
     file = io.BytesIO()

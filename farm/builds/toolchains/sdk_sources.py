@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from farm.base.config.settings import Config
-from farm.base.errors import ConfigError, InfraError, MissingToolError
+from farm.base.errors import ConfigError, InfraError, MissingToolError, UsageError
 from farm.base.files import own_folder, published, require_own
 from farm.base.hashes import sha256_of
 from farm.base.processes import ask_program
@@ -47,7 +47,6 @@ from farm.builds.toolchains.sdk_archives import (
     is_safe,
     read_small,
     refused,
-    require_safe,
     unpack,
 )
 from farm.builds.toolchains.sdks import is_version, sdks_folder, version_in_wheel, version_numbers
@@ -160,9 +159,14 @@ _VERSION = re.compile(r"\d{1,6}(\.\d{1,6}){1,3}")
 
 
 def offered_release(config: Config, wanted: str) -> SdkOffer:
-    """Return the newest release of version `wanted`, or of all for "". Raises MissingToolError, InfraError."""
-    repository = require_safe(config.maven_url, "maven_url in the [qnn] table:")
-    folder = f"{repository}/{_GROUP.replace('.', '/')}/{_ARTIFACT}"
+    """Return the newest release of version `wanted`, or of all for "".
+
+    Raises UsageError for an unsafe address, MissingToolError, InfraError.
+    """
+    url = config.maven_url
+    if not is_safe(url) or not url.isprintable() or " " in url:
+        raise UsageError(f"maven_url in the [qnn] table: {one_line(url, 200)!r}: expected an https address")
+    folder = f"{url.rstrip('/')}/{_GROUP.replace('.', '/')}/{_ARTIFACT}"
     try:
         metadata = _parse(read_small(f"{folder}/maven-metadata.xml", _MOST_TEXT), f"{folder}/maven-metadata.xml")
     except FileNotFoundError:

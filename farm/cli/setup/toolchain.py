@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from farm.base.config.settings import Config
-from farm.base.config.toolchains import release_of
 from farm.base.errors import FarmError, UsageError
-from farm.cli.options import SuggestingGroup, configured, json_option, named, yes_option
-from farm.cli.output import notice, require_consent, show
-from farm.report.model.format import plural, short_age, size
+from farm.cli.options import SuggestingGroup, configured, json_option, named
+from farm.cli.output import notice, show
+from farm.report.model.format import short_age, size
 from farm.report.terminal.layout import columns, wrapped
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ _NAME_CHARS = 24
 
 @click.group("toolchain", cls=SuggestingGroup)
 def command() -> None:
-    """List, show and make toolchains, which compile bundles.
+    """List and show toolchains, which compile bundles.
 
     A toolchain is a Python interpreter with torch and ExecuTorch, and a QNN
     SDK. farm.toml names them ([toolchain.NAME]); a path or a version of
@@ -83,7 +81,7 @@ def _listed(rows: Sequence[ToolchainRow]) -> Iterator[str]:
         if row.kind not in ("version", "qnn"):
             yield f"  {row.place}"
         if row.problem:
-            hint = f": farm setup toolchain make {row.place}, or the first command with it"
+            hint = ": the first command with it makes it"
             yield from wrapped(f"  {row.problem}{hint if row.problem == NOT_MADE else ''}")
 
 
@@ -94,7 +92,7 @@ def _state(source: SourceState) -> str:
 def _environments(rows: Sequence[EnvironmentRow]) -> Iterator[str]:
     if not rows:
         return
-    yield from ("", "environments that farm made (farm setup toolchain remove VERSION)")
+    yield from ("", "environments that farm made (farm setup cache prune removes unused ones)")
     yield from columns(
         [
             (row.executorch, f"torch {row.torch}", size(row.nbytes), f"used {short_age(row.used_ms)} ago",
@@ -166,48 +164,6 @@ def _shown(facts: dict[str, object], tools: Toolchain) -> Iterator[str]:
         yield from wrapped(f"  {warning}")
 
 
-@command.command("make")
-@click.argument("version")
-@json_option()
-def make_command(version: str) -> None:
-    """Make the environment of a release of ExecuTorch.
-
-    VERSION is a release such as 1.5.0. farm makes the environment itself when --toolchain VERSION first asks for it.
-    The package index is needed; packages of farm's own environment are shared.
-    """
-    from farm.builds.toolchains.environments import made_environment
-    from farm.builds.toolchains.overview import environment_rows
-
-    release = release_of(version)
-    if not release:
-        raise UsageError(f"{version!r} is no release of ExecuTorch: expected one such as 1.5.0")
-    config = configured()
-    folder = made_environment(config.cache_dir, release)
-    rows = [row for row in environment_rows(config.cache_dir) if row.folder == str(folder)]
-    lines = [f"ExecuTorch {row.executorch}, torch {row.torch}, {size(row.nbytes)} on disk" for row in rows]
-    show({"folder": str(folder), "environments": rows}, [*lines, str(folder)])
-
-
-@command.command("remove")
-@click.argument("version")
-@yes_option
-@json_option()
-def remove_command(version: str, *, yes: bool) -> None:
-    """Remove the environments of a release from the cache."""
-    from farm.builds.toolchains.overview import environment_rows, remove_environment
-
-    rows = environment_rows(configured().cache_dir)
-    chosen = [row for row in rows if row.executorch == version]
-    if not chosen:
-        known = ", ".join(sorted({row.executorch for row in rows})) or "none"
-        raise UsageError(f"the cache has no environment with ExecuTorch {version}: there is {known}")
-    removed = f"{plural(len(chosen), 'environment')}, {size(sum(row.nbytes for row in chosen))}"
-    require_consent(removed, [row.folder for row in chosen], yes=yes)
-    for row in chosen:
-        remove_environment(row)
-    show({"removed": chosen}, [f"removed {removed}"])
-
-
 # `farm setup sdk`.
 
 
@@ -216,15 +172,15 @@ _WHEEL, _QAIRT, _MAVEN = _SOURCES = ("wheel", "qairt", "maven")
 
 @click.group("sdk", cls=SuggestingGroup)
 def sdk_command() -> None:
-    """Show, fetch and choose QNN SDKs, which compile, simulate and run.
+    """Show and fetch QNN SDKs, which compile, simulate and run.
 
     \b
     farm setup sdk list                     SDKs here, and SDKs to fetch
     farm setup sdk fetch 2.49               a wheel of onnxruntime-qnn, as an SDK
     farm setup sdk fetch --accept-licence   Qualcomm's SDK, as ExecuTorch has it
     farm setup sdk fetch --source maven     libraries for Android devices only
-    farm setup sdk use 2.49                 the default, in farm.toml
-    A toolchain has its own: qnn = "2.49" in its table.
+    Their folders are for sdk_root in the [qnn] table of farm.toml, and
+    qnn = "2.49" in the table of a toolchain selects one for it alone.
     """
 
 
@@ -272,11 +228,8 @@ def list_sdks() -> None:
               help="Toolchain whose ExecuTorch names Qualcomm's SDK.")  # fmt: skip
 @click.option("--accept-licence", is_flag=True, help="You have read and accept the licence.")
 @click.option("--sha256", metavar="HASH", default="", help="Expected hash of the archive.")
-@click.option("--url", default="", metavar="URL", help="Other address: of the archive, or of the Maven repository.")
 @json_option()
-def fetch(
-    version: str | None, source: str | None, toolchain: str | None, sha256: str, url: str, *, accept_licence: bool
-) -> None:
+def fetch(version: str | None, source: str | None, toolchain: str | None, sha256: str, *, accept_licence: bool) -> None:
     """Fetch an SDK into the cache, check it, and print its folder.
 
     VERSION is a version of QNN, such as 2.49: by default of a wheel of
@@ -284,7 +237,6 @@ def fetch(
     licence are shown, and you are asked once. pip's configuration applies to
     wheels.
     """
-    from farm.builds.toolchains.sdk_archives import require_safe
     from farm.builds.toolchains.sdk_sources import fetch_wheel_sdk
     from farm.builds.toolchains.sdks import find_cached, require_version
     from farm.builds.toolchains.selection import use_toolchain
@@ -292,11 +244,6 @@ def fetch(
     config = use_toolchain(configured(), toolchain or "")
     if sha256 and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
         raise UsageError(f"--sha256 {sha256!r} is no SHA-256: expected 64 hexadecimal digits")
-    if url:
-        if source not in (_QAIRT, _MAVEN):
-            raise UsageError(f"--url is the address of --source {_QAIRT} or --source {_MAVEN}: name one of them")
-        key = "maven_url" if source == _MAVEN else "archive_url"
-        config = replace(config, **{key: require_safe(url, "--url")})
     if version is not None:
         version = require_version(version)
     if source == _MAVEN:
@@ -364,36 +311,6 @@ def _fetch_runtime(config: Config, version: str, sha256: str, *, accepted: bool)
     folder = fetch_release(config, release, sha256)
     notice(f"for Android devices: export FARM_ANDROID_QNN={folder}, or android_qnn in the [qnn] table of farm.toml")
     return folder
-
-
-@sdk_command.command("use")
-@click.argument("sdk", metavar="VERSION|PATH")
-@json_option()
-def use(sdk: str) -> None:
-    """Make an SDK the default: sdk_root in the [qnn] table of farm.toml.
-
-    VERSION is from 'farm setup sdk list', PATH is the folder of an SDK. Comments
-    and all other settings in farm.toml stay as they are.
-    """
-    from farm.base.config.settings import set_sdk_root
-    from farm.builds.toolchains.sdks import resolve_qnn
-    from farm.builds.toolchains.selection import absolute_ref
-
-    config = configured()
-    root = resolve_qnn(config, absolute_ref(sdk))
-    if config.file is None and root is None:
-        line = "there is no farm.toml: the wheel in farm's environment is used already"
-        show({"file": None, "sdk_root": None, "changed": False}, [line])
-        return
-    if config.file is None:
-        lines = f'[qnn] and sdk_root = "{root}"'
-        raise UsageError(f"there is no farm.toml yet: write one with these two lines: {lines}")
-    changed = set_sdk_root(config.file, root)
-    what = f"sdk_root is {root}" if root is not None else "the wheel in farm's environment is used"
-    answer = {"file": str(config.file), "sdk_root": None if root is None else str(root), "changed": changed}
-    show(answer, [f"{config.file}: {what}{'' if changed else ' already'}"])
-    if os.environ.get("QNN_SDK_ROOT"):
-        notice("QNN_SDK_ROOT is set, which overrides it: unset it")
 
 
 def _require_licence(config: Config, offer: SdkOffer, *, accepted: bool) -> None:
