@@ -9,14 +9,18 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 from waiting import Started, until
 
 from farm.base.errors import DeviceError, DeviceTimeoutError, InfraError
+from farm.devices.adb.protocol import LinkThrottle
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.device import AdbAddress
-from farm.devices.virtual.faults import Fault, clear, control_address, fired, inject, randomize
+from farm.devices.virtual.faults import Fault, clear, control_address, fired, inject
+from farm.devices.virtual.injection import Injection
+from farm.devices.virtual.tree import DeviceTree, device_properties
 
 if TYPE_CHECKING:
     from conftest import Attached
@@ -180,14 +184,16 @@ def test_a_runner_hangs(phone: Attached, transport: AdbTransport) -> None:
     assert transport.run(["echo", "well"], timeout_s=30).stdout == b"well\n"
 
 
-def test_random_faults_are_the_same_for_the_same_seed(phone: Attached, transport: AdbTransport) -> None:
-    def struck(seed: int) -> list[bool]:
-        randomize(phone.root, 0.3, seed, ["exit_code"])
-        codes = [transport.run(["true"], timeout_s=30).code for _ in range(20)]
-        clear(phone.root)
-        return [code != 0 for code in codes]
+def test_random_faults_are_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    tree = DeviceTree(tmp_path, device_properties("SM8650", "virtual-SM8650-0", "test"))
+    injection = Injection(tree, LinkThrottle(), Mock(), "virtual-SM8650-0")
+
+    def struck(seed: int) -> list[str]:
+        injection.randomize(0.3, seed)
+        return [fault.kind if (fault := injection.strike("shell", "true")) else "" for _ in range(50)]
 
     first = struck(7)
-    assert 0 < sum(first) < 20
+    assert len(set(first)) > 3
+    assert "" in first
     assert struck(7) == first
     assert struck(8) != first

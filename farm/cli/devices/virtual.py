@@ -51,13 +51,8 @@ def command() -> None:
 @click.option("--build-type", "build", type=click.Choice(BUILDS), default=BUILDS[0], show_default=True,
               help="Build type: whether adbd can become root, or is root already.")  # fmt: skip
 @click.option("--own-server", is_flag=True, help="Start an adb server for these devices, instead of using yours.")
-@click.option("--fault-rate", type=click.FloatRange(0, 1), default=0.0, help="Share of operations that meet a fault.")
-@click.option("--fault-seed", type=int, default=0, help="The same faults for the same seed.")
-@click.option("--fault-kinds", default="", metavar="KIND,KIND", help="Only these kinds of faults; otherwise all.")
 @json_option("Print the started devices as JSON.")
-def up(
-    folder: Path | None, socs: tuple[str, ...], count: int, fault_kinds: str, *, own_server: bool, **behaviour: Any
-) -> None:
+def up(folder: Path | None, socs: tuple[str, ...], count: int, build: str, *, own_server: bool) -> None:
     """Start virtual devices, attach them to your adb server, and stay until Ctrl-C."""
     from farm.base.interrupts import InterruptHandler
     from farm.base.processes import Supervisor
@@ -65,7 +60,6 @@ def up(
     from farm.devices.adb.server import ordinary_server, start_adb_server
     from farm.devices.virtual.boot import boot
 
-    kinds = [_kind(name) for name in fault_kinds.split(",") if name]
     names = [find_soc(name).name for name in dict.fromkeys(socs)]
     place = _place(folder)
     wanted = [name for name in names for _ in range(count)]
@@ -77,7 +71,7 @@ def up(
         _refuse_attached(server, names)
         attached: list[str] = []
         try:
-            devices = boot(supervisor, server, wanted, place, fault_kinds=kinds, **behaviour)
+            devices = boot(supervisor, server, wanted, place, build=build)
             serials = {device.serial for device in devices}
             attached = [one.adb_name for one in server.attached() if one.serial in serials]
             _show(devices, place, server, own_server=own_server)

@@ -139,16 +139,14 @@ def boot(
     build: str = BUILDS[0],
     fault_rate: float = 0.0,
     fault_seed: int = 0,
-    fault_kinds: Sequence[str] = (),
     before: Callable[[Path], None] = lambda _: None,
 ) -> list[Device]:
     """Start one virtual device per entry of `socs` and return them, in that order, ready to be used.
 
     The n-th device of an SoC is `virtual-SM8650-n`; the folder of that name in `root` keeps the files of all its
     starts; `before` is called with it before the first start. `build` is an entry of `tree.BUILDS`. Once all devices
-    are up, each operation meets a fault with the probability `fault_rate`, of `fault_kinds` or of all kinds; equal
-    seeds give equal faults. Raises UnknownNameError before the first start, and InfraError with the log of a device
-    that does not start.
+    are up, each operation meets a fault with the probability `fault_rate`; equal seeds give equal faults. Raises
+    UnknownNameError before the first start, and InfraError with the log of a device that does not start.
     """
     seen: Counter[str] = Counter()
     serials: dict[str, str] = {}
@@ -166,7 +164,7 @@ def boot(
             devices = list(pool.map(partial(attach_device, adb_server), children))
         if fault_rate:
             for serial in serials:
-                randomize(root / serial, fault_rate, fault_seed, fault_kinds)
+                randomize(root / serial, fault_rate, fault_seed)
     except BaseException:
         for child in children:
             child.terminate()

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -70,14 +70,14 @@ class Port:
 
 
 class Control:
-    """Socket in a device's folder for requests of faults and reboots by its owner.
+    """Socket in a device's folder for requests of faults by its owner.
 
     Each line is one JSON request or one answer.
     """
 
-    def __init__(self, root: bytes, injection: Injection, reboot: Callable[[str], None]) -> None:
-        """Listen in the folder `root`, which has no other listener. `reboot` raises ValueError. Raises OSError."""
-        self._injection, self._reboot = injection, reboot
+    def __init__(self, root: bytes, injection: Injection) -> None:
+        """Listen in the folder `root`, which has no other listener. Raises OSError."""
+        self._injection = injection
         self._listener = socket.socket(socket.AF_UNIX)
         folder = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -112,10 +112,8 @@ class Control:
                 await self._injection.add(Fault(**fields))
             case {"do": "clear"}:
                 self._injection.clear()
-            case {"do": "randomize", "rate": int() | float() as rate, "seed": int() as seed, "kinds": list(kinds)}:
-                self._injection.randomize(rate, seed, kinds)
-            case {"do": "reboot", "mode": str() as mode}:
-                self._reboot(mode)
+            case {"do": "randomize", "rate": int() | float() as rate, "seed": int() as seed}:
+                self._injection.randomize(rate, seed)
             case _:
                 raise ValueError(f"{request!r} is no request")
 
@@ -141,7 +139,7 @@ class Daemon:
 
     async def serve(self, port: Port, listener: socket.socket) -> None:
         """Serve connections to `port`, of which `listener` is the first, until cancelled; then everything ends."""
-        control = asyncio.create_task(Control(self._tree.root, self.faults, self._reboot_by_command).serve())
+        control = asyncio.create_task(Control(self._tree.root, self.faults).serve())
         try:
             while True:
                 with listener:
@@ -261,12 +259,6 @@ class Daemon:
         finally:
             # As Android, also for a host that has hung up.
             self.leave(0.0, reboot=True, reason=f"reboot,{mode or 'adb'}")
-
-    def _reboot_by_command(self, mode: str) -> None:
-        """Do what `reboot MODE` asks for on the device. Raises ValueError."""
-        if mode in _NO_MODES or mode.startswith("-"):
-            raise ValueError(f"a virtual device has no {mode}")
-        self.leave(0.0, reboot=True, reason=f"reboot,{mode or 'shell'}")
 
     async def _forward(self, stream: Stream, number: int) -> None:
         try:

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -79,7 +78,7 @@ LINK_KINDS = frozenset({FaultKind.STALL, FaultKind.RESET, FaultKind.OFFLINE, Fau
 """Kinds that strike at once, unless they have `after_bytes` or `match` to wait for."""
 
 DRAWN = frozenset(FaultKind) - {FaultKind.WRONG_NUMBERS}
-"""Kinds of random faults by default: wrong numbers on every device would be indistinguishable from wrong code."""
+"""Kinds of random faults: wrong numbers on every device would be indistinguishable from wrong code."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +129,12 @@ def clear(root: Path) -> None:
     _ask(root, {"do": "clear"})
 
 
-def randomize(root: Path, rate: float, seed: int, kinds: Iterable[str] = ()) -> None:
+def randomize(root: Path, rate: float, seed: int) -> None:
     """Let every operation meet a fault with the probability `rate` from now on; equal seeds give equal faults.
 
-    Faults are of `kinds`, or of DRAWN without any. Raises InfraError.
+    Raises InfraError.
     """
-    _ask(root, {"do": "randomize", "rate": rate, "seed": seed, "kinds": [str(FaultKind(kind)) for kind in kinds]})
+    _ask(root, {"do": "randomize", "rate": rate, "seed": seed})
 
 
 def fired(root: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from farm.devices.virtual.faults import CONDITIONS, DRAWN, LINK_KINDS, LOG, Faul
 from farm.devices.virtual.tree import DF, HEALTHY_CELSIUS, HEALTHY_LEVEL, full_df
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from random import Random
 
     from farm.devices.adb.protocol import LinkThrottle
@@ -62,7 +61,7 @@ class Injection:
         self._tree, self._throttle, self._machine, self._serial = tree, throttle, machine, serial
         self._log = Path(os.fsdecode(tree.root), LOG)
         self._waiting: list[tuple[Fault, re.Pattern[str], int]] = []
-        self._rate, self._seed, self._kinds = 0.0, 0, DRAWN
+        self._rate, self._seed = 0.0, 0
         self._generators: dict[str, Random] = {}
         self._ends: dict[FaultKind, asyncio.TimerHandle] = {}
         self._soc = tree.properties[SOC_PROPERTY]
@@ -86,12 +85,11 @@ class Injection:
         if (gone := self._begin(fault)) is not None:
             await gone
 
-    def randomize(self, rate: float, seed: int, kinds: Iterable[str]) -> None:
-        """Let every operation meet a fault with the probability `rate`, of `kinds` or all. Raises ValueError."""
+    def randomize(self, rate: float, seed: int) -> None:
+        """Let every operation meet a fault of DRAWN with the probability `rate`. Raises ValueError."""
         if not 0 <= rate <= 1:
             raise ValueError(f"a fault rate is {rate}, expected a number from 0 to 1")
         self._rate, self._seed = rate, seed
-        self._kinds = frozenset(map(FaultKind, kinds)) or DRAWN
         self._generators.clear()
         self.armed = bool(self._waiting) or rate > 0
 
@@ -233,9 +231,7 @@ class Injection:
             generator = self._generators[operation] = Random(f"{self._seed}/{self._serial}/{operation}")  # noqa: S311
         if generator.random() >= self._rate:
             return None
-        kinds = [kind for kind in FaultKind if kind in self._kinds and operation in kind.operations]
-        if not kinds:
-            return None
+        kinds = [kind for kind in FaultKind if kind in DRAWN and operation in kind.operations]
         kind = generator.choice(kinds)
         return Fault(
             kind,

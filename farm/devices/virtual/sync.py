@@ -248,11 +248,11 @@ class SyncSession:
         await self._reply(b"DONE".ljust(entry.size, b"\0"))
 
     async def _send(self, argument: bytes) -> None:
-        path, comma, mode = argument.rpartition(b",")
-        if not comma:
+        path, _, mode = argument.rpartition(b",")
+        if not mode.isdigit():
             await self._fail("missing , in ID_SEND_V1")
             return
-        upload = Upload(self._tree, self._faults, path, _number(mode))
+        upload = Upload(self._tree, self._faults, path, int(mode))
         try:
             # After a failure the host still sends the rest, and reads the answer only then.
             while (message := await self._message())[0] == b"DATA":
@@ -367,11 +367,3 @@ async def _download(number: int, fault: Fault, faults: Injection) -> AsyncIterat
         await faults.hit(fault)
     while data := os.read(number, DATA_BYTES):
         yield data
-
-
-def _number(text: bytes) -> int:
-    """Return a number as strtoul parses it, of any base; 0 for other text."""
-    try:
-        return int(text, 0)
-    except ValueError:
-        return int(text, 8) if text.isdigit() else 0

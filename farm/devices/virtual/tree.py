@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from farm.devices.virtual.faults import CONTROL, LOG
+from farm.devices.virtual.faults import LOG
 
 # Programs and files of Android that farm asks a device for, as far as a virtual device has them: scripts and texts.
 
@@ -87,18 +87,9 @@ exec {_PROGRAM} "${{0%/system/bin/logcat}}/{LOGCAT}" "$@"
 """
 
 # Without it, the name would be this machine's own program where that is in /usr/bin.
-_REBOOT = f"""#!{sys.executable} -IS
-# reboot, as on Android: the device starts anew, for the reason MODE.
-import json, os, socket, sys
-bin = os.path.dirname(os.path.realpath(sys.argv[0]))
-folder = os.open(os.path.join(bin, "../.."), os.O_PATH)
-with socket.socket(socket.AF_UNIX) as connection:
-    connection.connect(f"/proc/self/fd/{{folder}}/{CONTROL}")
-    mode = sys.argv[1] if len(sys.argv) > 1 else ""
-    connection.sendall(json.dumps({{"do": "reboot", "mode": mode}}).encode() + b"\\n")
-    answer = json.loads(connection.makefile().readline() or "{{}}")
-if "error" in answer:
-    sys.exit("reboot: " + answer["error"])
+_REBOOT = """#!/bin/sh
+echo "reboot: a virtual device is rebooted by 'adb reboot'" >&2
+exit 1
 """
 
 _GETENFORCE = """#!/bin/sh
