@@ -412,7 +412,7 @@ class MessageDelivery:
             except Exception as error:  # noqa: BLE001 - whatever ends a worker, another one has to go on
                 self._is_away = True
                 logger.warning("messages: %s: trying again", self._words(error.__cause__ or error))
-                await self._pause(_CONNECT_EVERY_S)
+                await self._pause()
         if self._cleanups:
             await asyncio.wait(self._cleanups, timeout=_CONNECT_EVERY_S)
         self._serving.threads.shutdown(wait=False, cancel_futures=True)
@@ -429,7 +429,7 @@ class MessageDelivery:
                 if not self._is_away:
                     logger.warning("messages: the database is away, they wait for it: %s", self._words(error))
                 self._is_away = True
-                await self._pause(_CONNECT_EVERY_S)
+                await self._pause()
             else:
                 await connection.close()
                 if self._is_away:
@@ -480,9 +480,9 @@ class MessageDelivery:
         task: asyncio.Task[None] = asyncio.create_task(worker.run())  # type: ignore[no-untyped-call]
         return task, worker
 
-    async def _pause(self, seconds: float) -> None:
+    async def _pause(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._ending.wait(), seconds)
+            await asyncio.wait_for(self._ending.wait(), _CONNECT_EVERY_S)
 
 
 async def _wind_up(app: App, task: asyncio.Task[None], worker: Worker, patience_s: float) -> None:

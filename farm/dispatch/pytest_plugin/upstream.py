@@ -8,7 +8,7 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -226,17 +226,17 @@ def is_framework(config: pytest.Config) -> bool:
     return hasattr(config.option, "direct_build_folder")
 
 
-def provide_subtests(modules: MutableMapping[str, ModuleType] = sys.modules) -> None:
+def provide_subtests() -> None:
     """Provide pytest's report of a subtest under the name in pytest-subtests, unless that package is installed."""
     import pytest
 
     report = getattr(pytest, "SubtestReport", None)
-    if report is None or "pytest_subtests" in modules or importlib.util.find_spec("pytest_subtests") is not None:
+    if report is None or "pytest_subtests" in sys.modules or importlib.util.find_spec("pytest_subtests") is not None:
         return
     package, plugin = ModuleType("pytest_subtests"), ModuleType("pytest_subtests.plugin")
     plugin.SubTestReport = report  # type: ignore[attr-defined]
     package.plugin = plugin  # type: ignore[attr-defined]
-    modules.update({package.__name__: package, plugin.__name__: plugin})
+    sys.modules.update({package.__name__: package, plugin.__name__: plugin})
 
 
 def count_report(config: pytest.Config, report: pytest.TestReport) -> None:

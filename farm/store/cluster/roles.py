@@ -34,7 +34,7 @@ class Roles(Group):
             granted = rights(connection, prefix)
             return "\n".join((groups_sql(connection, prefix), become + marked(prefix), *granted, "RESET ROLE;"))
 
-    def apply(self, prefix: str = PREFIX, *, groups: bool = True) -> None:
+    def apply(self, prefix: str = PREFIX) -> None:
         """Make missing groups and grant their rights; repeated calls do no harm.
 
         Raises UsageError for an invalid prefix.
@@ -42,8 +42,7 @@ class Roles(Group):
         _require_prefix(prefix)
 
         def change(connection: Connection) -> None:
-            if groups:
-                run_script(connection, groups_sql(connection, prefix))
+            run_script(connection, groups_sql(connection, prefix))
             become_owner(connection)
             run_script(connection, marked(prefix))
             for script in rights(connection, prefix):
