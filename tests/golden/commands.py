@@ -113,7 +113,6 @@ PAGES = [
     "/runs?user=nightly&soc=SM8650&state=failed",
     f"/runs/{NIGHTLY_RUN}",
     "/runs/latest",
-    "/runs/20261122-195600/files",
     f"/diff?a=20261116-2100&b={NIGHTLY_RUN}",
     f"/diff?a=20261116-2100&b={NIGHTLY_RUN}&q=softmax",
     "/devices",

@@ -30,7 +30,7 @@ from .conftest import Filled, Server, running
 
 JOB = "quantized_ops%2Fsoftmax%5BSM8650-htp-8a8w%5D"
 PAGES = ("", "diff?a=latest~2&b=latest~1", "devices", "history?job=quantized_ops/conv2d", "runs/latest~1",
-         "runs/latest~1/files", "nowhere", "grid", "nightly", "nightly/{nightly_run}", "suites",
+         "nowhere", "grid", "nightly", "nightly/{nightly_run}", "suites",
          "suites/quantized_ops", "hosts", "hosts/bench", "toolchains", "toolchains/-", "alerts")  # fmt: skip
 # Looked at with the forms of a user who signed in.
 PAGES_WITH_FORMS = ("runs", "queue", "devices/pixel-left", "alerts/1", f"jobs/{JOB}")

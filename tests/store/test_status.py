@@ -207,7 +207,7 @@ def test_progress_counts_the_attempt_that_decides(store: Store) -> None:
     assert [one.run_id for one in store.browse.progress()] == [run_id]
 
 
-def test_attempts_on_a_device_and_files_of_a_run(store: Store) -> None:
+def test_attempts_on_a_device_and_the_number_of_files_of_a_run(store: Store) -> None:
     a, b = make.job("a"), make.job("b")
     first = make.run(store, 2, (a, P))
     second = make.run(store, 1, (a, ""), (b, F, {"reason": "sqnr", "measurements": ()}))
@@ -221,8 +221,6 @@ def test_attempts_on_a_device_and_files_of_a_run(store: Store) -> None:
 
     sha = "0" * 64
     store.record_attempt(second, make.attempt(b), artifacts=[ArtifactRecord(sha, 7, "etdump")])
-    (file,) = store.browse.files(second, 10)
-    assert (file.job_id, file.kind, file.size, file.sha256) == (b.id, "etdump", 7, sha)
     assert store.browse.runs(RunFilter(), 1)[0][0].files == 1
     assert (store.browse.file_kind(sha), store.browse.file_kind("1" * 64)) == ("etdump", None)
     assert store.history.job_names("quantized_ops/*", None) == [a.id, b.id]
@@ -250,7 +248,7 @@ def test_every_page_is_made_of_postgresql(store: Store) -> None:
     for hours_ago in (3, 2, 1):
         verdict = F if hours_ago == 1 else P
         run_id = make.run(store, hours_ago, (make.job("a"), P), (make.job("b"), verdict), finished=False)
-    known = {page.path.partition("{")[0]: page for page in PAGES if "files" not in page.path}
+    known = {page.path.partition("{")[0]: page for page in PAGES}
     for path, query, shown in (
         ("/", {}, "New failures"),
         ("/runs", {"soc": "SM8650", "suite": "quantized_ops", "state": "unfinished"}, run_id),

@@ -10,13 +10,12 @@ import msgspec
 from farm.report.model.status import Standing, standing
 from farm.report.model.summary import Outcome
 from farm.serve.page import Facts, PageNumber, Text, has_words, one_of
-from farm.store.queries.browse import STATES, Known, ListedRun, RunFile, RunFilter, RunJob
+from farm.store.queries.browse import STATES, Known, ListedRun, RunFilter, RunJob
 from farm.store.records import AlertRecord, Purpose
 from farm.store.store import Store
 from farm.store.values import branch_text
 
 _PURPOSES = tuple(map(str, Purpose))
-_MOST_FILES = 2000
 
 
 class RunsQuery(msgspec.Struct, frozen=True):
@@ -51,21 +50,6 @@ class RunsFacts(Facts, frozen=True, kw_only=True):
         return {"states": STATES, "purposes": _PURPOSES}
 
 
-class FilesQuery(msgspec.Struct, frozen=True):
-    """Run whose files are listed."""
-
-    run: Text
-
-
-class FilesFacts(Facts, frozen=True, kw_only=True):
-    """Files of a run."""
-
-    path: ClassVar[str] = "/runs/{run:str}/files"
-    template: ClassVar[str] = "files.html.j2"
-    run_id: str
-    files: list[RunFile]
-
-
 def runs_page(store: Store, query: RunsQuery) -> RunsFacts:
     """Return runs, newest first."""
     wanted = RunFilter(
@@ -87,12 +71,6 @@ def runs_page(store: Store, query: RunsQuery) -> RunsFacts:
         number=query.page,
         pages=max(1, -(-total // query.limit)),
     )
-
-
-def files_page(store: Store, query: FilesQuery) -> FilesFacts:
-    """Return the files of a run."""
-    run_id = store.runs.resolve(query.run, own=False)
-    return FilesFacts(title=f"Files of {run_id}", run_id=run_id, files=store.browse.files(run_id, _MOST_FILES))
 
 
 OUTCOMES = tuple(one.value for one in Outcome if one is not Outcome.OUTDATED)

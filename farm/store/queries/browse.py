@@ -116,16 +116,6 @@ class DeviceAttempt(msgspec.Struct, frozen=True):
     """The run was only compared with a branch."""
 
 
-class RunFile(msgspec.Struct, frozen=True):
-    """An artifact of a run."""
-
-    job_id: str
-    kind: str
-    size: int
-    """Bytes."""
-    sha256: str
-
-
 class OneRun(msgspec.Struct, frozen=True):
     """Run with the conditions of its numbers."""
 
@@ -304,10 +294,6 @@ class Browse(Group):
     def hosts(self) -> list[UsedHost]:
         """Return the hosts that started runs, the newest first."""
         return [UsedHost(*row) for row in self._rows("browse.hosts", most=_KNOWN_LIMIT)]
-
-    def files(self, run_id: str, limit: int) -> list[RunFile]:
-        """Return the artifacts of a run, by job, oldest first."""
-        return [RunFile(*row) for row in self._rows("browse.files", run=run_id, most=limit)]
 
     def file_kind(self, sha256: str) -> str | None:
         """Return the kind of an artifact, such as `etdump`; None for an artifact without an attempt."""

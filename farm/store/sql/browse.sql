@@ -52,15 +52,6 @@ SELECT measurement.attempt_id, measurement.p50
 FROM measurement JOIN series ON series.id = measurement.series_id
 WHERE measurement.attempt_id IN :keys AND series.metric = 'latency' AND measurement.p50 IS NOT NULL;
 
--- name: files
-SELECT job.name, artifact.kind, artifact.size, artifact.sha256
-FROM artifact
-JOIN attempt ON attempt.id = artifact.attempt_id
-JOIN run_job ON run_job.id = attempt.run_job_id
-JOIN job ON job.id = run_job.job_id
-WHERE run_job.run_id = :run
-ORDER BY run_job.position, artifact.id LIMIT :most;
-
 -- name: file_kind
 SELECT kind FROM artifact WHERE sha256 = :sha256 LIMIT 1;
 
