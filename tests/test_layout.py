@@ -57,22 +57,10 @@ def test_an_order_that_is_no_permutation_is_refused(order: tuple[int, ...]) -> N
         memory_order((1, 3, 8, 10), order)
 
 
-def test_a_declared_order_is_followed_unless_qnn_reads_or_writes_the_tensor() -> None:
-    assert find_layout({0: IMAGE, 1: SMALL}, [kernel(0, 1)]) == ({0: LAST, 1: LAST}, "")
-    assert find_layout({0: IMAGE, 1: SMALL}, [qnn(0, 1)]) == ({}, "")
-    assert find_layout({0: PLAIN, 1: SMALL}, [qnn(0, 1)]) == ({}, "")
-
-
 def test_element_wise_kernels_keep_the_order_of_qnn_on_either_side() -> None:
     through = find_layout({0: IMAGE, 1: IMAGE, 2: SMALL}, [kernel(0, 1), qnn(1, 2)])
     assert through == ({}, "")
     assert find_layout({0: IMAGE, 1: IMAGE, 2: IMAGE}, [qnn(0, 1), kernel(1, 2, 2)]) == ({}, "")
-
-
-def test_a_tensor_that_needs_two_orders_is_named_with_both_calls() -> None:
-    for third in (SMALL, PLAIN):
-        _, problem = find_layout({0: IMAGE, 1: IMAGE, 2: third}, [qnn(0, 1), kernel(1, 2)])
-        assert "QnnBackend has a tensor in C order that aten::op.out takes in the order [0, 2, 3, 1]" in problem
 
 
 def test_what_programs_declare_and_do(models: Path) -> None:

@@ -159,13 +159,6 @@ def test_names_and_notes_as_a_user_sees_them(home: FarmHome, bench: dict[str, st
         return home.farm("devices", *words, env=bench, code=0).stdout
 
     assert devices().startswith(f"{SERIAL}  SM8650  virtual  ready")
-    for words, message in {
-        ("name", SERIAL, "\x1b]0;x\x07"): "cannot be a name",
-        ("name", SERIAL, "SM8650"): "is an SoC",
-        ("label", SERIAL, "a b"): "cannot be a label",
-    }.items():
-        refused = devices(*words, code=2)
-        assert (message in refused, refused.rstrip("\n").isprintable()) == (True, True)
     devices("name", SERIAL, "left")
     devices("label", SERIAL, "rack-1")
     for words in (("label", SERIAL), ("name", SERIAL, "")):

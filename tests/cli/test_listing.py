@@ -69,13 +69,6 @@ def test_collecting_lists_the_jobs_and_touches_nothing(home: FarmHome) -> None:
     assert not home.state.exists()
 
 
-def test_the_users_own_pytest_settings_do_not_leak_in(home: FarmHome) -> None:
-    (home.cwd / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
-    (home.cwd / "conftest.py").write_text("raise RuntimeError('read')\n")
-    home.farm(*_COLLECT, "-k", "conv2d", env={"PYTEST_ADDOPTS": "--no-such-option"}, code=0)
-    assert {path.name for path in home.cwd.iterdir()} == {"pytest.ini", "conftest.py"}
-
-
 def test_a_suite_of_the_users_own_is_listed_from_farm_toml_and_by_path(home: FarmHome) -> None:
     folder = home.cwd / "suites" / "mine"
     folder.mkdir(parents=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import psycopg
 import pytest
 from msgspec.structs import replace
-from programs import run_program
 from shared_rows import (
     SOC,
     TTL_S,
@@ -563,21 +560,3 @@ def test_a_bundle_fails_when_no_living_host_is_left_that_has_not_tried_it(store:
     assert found.reply is not None
     reasons = "b1: no room 0" + "; b2: no room 1" * (last == "tries it")
     assert (found.state, found.reply.infra, found.reply.reason) == ("failed", True, reasons)
-
-
-# Real processes that compete for devices and are killed meanwhile; bench/leases.py runs 200 of them.
-#
-# tests/test_bench.py has the same on SQLite.
-
-
-@pytest.mark.whole
-def test_no_two_processes_hold_a_device_at_once(shared_address: str) -> None:
-    bench = Path(__file__).parents[2] / "bench" / "leases.py"
-    words = ["--processes", "12", "--devices", "4", "--seconds", "6", "--store", shared_address]
-    done = run_program([sys.executable, bench, *words], timeout_s=120)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["double"], found["left"]) == (0, 0), found
-    # All living processes got devices in spite of the killed ones.
-    assert found["grants"] >= 8, found
-    assert found["person_grants"] >= 1, found
-    assert found["killed"] >= 1, found

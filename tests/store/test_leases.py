@@ -31,7 +31,6 @@ from farm.store.clock import Answers
 from farm.store.database import Database
 from farm.store.leases import rows as leases_rows
 from farm.store.leases.leasing import Leases
-from farm.store.leases.registry import Seen
 from farm.store.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -354,22 +353,6 @@ def test_a_waiter_counts_for_a_fifth_of_the_configured_lease(sqlite_store: Store
         assert [one.user for one in store.leases.waiting()] == ["ada"]
         clock.now_ms += 1
         assert store.leases.waiting() == []
-
-
-def test_a_reservation_ends_a_lease_that_had_expired_and_a_device_out_of_service_goes_to_nobody(
-    store: Store, clock: SetClock, make: type[Make]
-) -> None:
-    late = get(store.leases, "d1", "bob")
-    clock.now_ms += 10_000
-    store.leases.reserve("d1", "ada", 60)
-    assert store.leases.renew([late], ttl_s=TTL_S, heartbeat_s=TTL_S / 3).lost == (late,)
-
-    store.devices.see([Seen(make.device("d1"), "device", None)])
-    store.devices.set_service("d1", False, "cracked screen", "ada")
-    token = ask(store.leases, "d1")
-    assert store.leases.poll(token, ttl_s=TTL_S) == ()
-    store.devices.set_service("d1", True, "", "ada")
-    assert len(store.leases.poll(token, ttl_s=TTL_S)) == 1
 
 
 def test_an_attempt_is_recorded_with_a_live_lease_only(store: Store, clock: SetClock, make: type[Make]) -> None:

@@ -303,21 +303,6 @@ def test_statistics_are_never_nan(samples: list[float]) -> None:
     assert not any(value is not None and math.isnan(value) for value in values.statistics_of(samples).values())
 
 
-@given(st.lists(st.floats(), max_size=20))
-def test_floats_come_back_bit_by_bit(samples: list[float]) -> None:
-    back = values.unpack_floats(values.pack_floats(samples))
-    assert values.pack_floats(back) == values.pack_floats(samples)
-    assert str(list(back)) == str(samples)
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20))
-def test_integers_come_back_and_other_numbers_are_stored_as_none(samples: list[int]) -> None:
-    assert values.as_integers(samples) == samples
-    assert values.unpack_integers(values.pack_integers(samples)) == tuple(samples)
-    for other in ((), (0.5,), (1.0, math.inf), (math.nan,), (2**63,), (1e300,)):
-        assert values.as_integers(other) is None
-
-
 @given(st.text(st.characters(), max_size=300), st.integers(3, 100))
 def test_clean_text_is_bounded_and_storable(text: str, limit: int) -> None:
     cleaned = values.clean(text, limit)
