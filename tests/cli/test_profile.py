@@ -91,18 +91,6 @@ def test_two_runs_are_compared_node_by_node(profiled: FarmHome) -> None:
     assert all(node["before"] and node["after"] for node in job["nodes"])
 
 
-def test_a_trace_and_the_files_are_written(profiled: FarmHome) -> None:
-    profiled.farm("jobs", "profile", JOB, "--trace", "out/trace.json", "--files", "out/files", code=0)
-    trace = json.loads((profiled.cwd / "out" / "trace.json").read_text())
-    names = {event["name"] for event in trace["traceEvents"]}
-    assert {"DELEGATE_CALL", "Method::execute", "Output OpId_3"} <= names
-    assert trace["otherData"]["job"] == JOB
-    (kept,) = (profiled.cwd / "out" / "files").iterdir()
-    assert kept.name == "etdump.etdp"
-    assert b"ED00" in kept.read_bytes()[:12]
-    assert "name another folder" in profiled.farm("jobs", "profile", JOB, "--files", "out/files", code=2).stderr
-
-
 def test_impossible_requests_are_one_line_and_exit_code_2(profiled: FarmHome) -> None:
     for words, message in {
         "": "which JOB?",
@@ -110,8 +98,7 @@ def test_impossible_requests_are_one_line_and_exit_code_2(profiled: FarmHome) ->
         "smoke/conv2d --run latest": "has no profile of smoke/conv2d: a run with --profile detailed",
         "smoke/conv2d --run nonsense": "unknown run 'nonsense'",
         "--diff latest~1 latest": "has no profile of any job",
-        "--diff latest~2 latest~1 --trace x.json": "--diff takes two runs",
-        "smoke/conv2d --trace /proc/x/y.json": "cannot write /proc/x/y.json",
+        "--diff latest~2 latest~1 --by line": "--diff takes two runs",
         "smoke/conv2d --depth 2": "--depth is for --by module",
         f"{JOB} --by module": f"of {JOB} no module or line is known",
     }.items():

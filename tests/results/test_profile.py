@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from programs import run_program
 
 from farm.base.files import published
-from farm.report.formats.trace import chrome_trace
 from farm.results.attempt import OperatorProfile
 from farm.results.profile.etdump import (
     ETDUMP_LIMIT,
@@ -272,21 +271,6 @@ def test_every_delegated_node_has_the_figures_of_the_inspector(official: Path, n
         [cycles] = profile.measurements
         raws = [raw for key, raw in expected.items() if key in nodes]
         assert cycles.samples == tuple(map(sum, zip(*raws, strict=True)))
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("name", ["htp", "xnnpack"])
-def test_a_trace_has_every_execution_and_every_node_inside_of_its_call(official: Path, name: str) -> None:
-    blocks = read_etdump((official / name / "etdump.etdp").read_bytes())
-    events = [one for one in chrome_trace(blocks, {}, ["Some"])["traceEvents"] if one["ph"] == "X"]
-    assert sum(one["name"] == "Method::execute" for one in events) == 8
-    calls = [(one["ts"], one["ts"] + one["dur"]) for one in events if one["name"] == "DELEGATE_CALL"]
-    assert len(calls) == {"htp": 16, "xnnpack": 8}[name]
-    nodes = [one for one in events if one["cat"] == "node"]
-    assert len(nodes) > 8 * 6
-    for node in nodes:
-        start, end = node["ts"], node["ts"] + node["dur"]
-        assert any(begin - 1e-3 <= start and end <= last + 1e-3 for begin, last in calls)
 
 
 # The following tests use made-up dumps.

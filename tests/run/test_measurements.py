@@ -105,7 +105,7 @@ def test_a_timeline_of_the_sdk_is_kept_as_its_tools_wrote_it(measured_home: Farm
     assert job["id"].endswith("-8a8w-profile_level=optrace]")
     assert not [note for note in job["attempts"][0]["notes"] if "optrace" in note]
     files = measured_home.cwd / "files"
-    measured_home.farm("jobs", "profile", job["id"], "--files", str(files), code=0)
+    measured_home.farm("show", job["id"], "--files", str(files), code=0)
     [timeline] = files.glob("*optrace_0.json")
     assert "forward_0.bin of" in json.loads(timeline.read_text())["log"]
     assert json.loads(timeline.read_text())["log"].endswith("SoC 57, 1 inputs, optrace")

@@ -265,7 +265,7 @@ class TestWhatAUserCannotDo:
             {"id": str(precious)},
         )
         world.refused("report", "latest")
-        assert world.farm("jobs", "profile", JOB, "--files", "files").returncode != 0
+        assert world.farm("show", JOB, "--files", "files").returncode != 0
         assert sorted(path.name for path in precious.iterdir()) == ["thesis.txt"]
 
     @pytest.mark.whole

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from farm.base.config.settings import Config
     from farm.builds.bundles.bundle import Bundle
     from farm.report.model.coverage import Coverage
     from farm.report.model.sections import OriginSum
@@ -259,10 +258,6 @@ def _as_json(table: Coverage, about: Iterable[str]) -> Mapping[str, Any]:
 @click.option("--depth", type=click.IntRange(min=1), metavar="N",
               help="With --by module: shorten modules to N names: layers.3 of layers.3.conv for 2.")  # fmt: skip
 @opt.limit_option("Most rows of a table.")
-@click.option("--trace", type=opt.OUTPUT_FILE, metavar="FILE",
-              help="Write a trace for ui.perfetto.dev or chrome://tracing.")  # fmt: skip
-@click.option("--files", "artifacts", type=opt.FOLDER, metavar="FOLDER",
-              help="Write all files kept with the attempt, unchanged.")  # fmt: skip
 @opt.json_option("Print every row as JSON instead of tables.")
 def profile_command(
     job: str | None,
@@ -271,32 +266,27 @@ def profile_command(
     by: str | None,
     depth: int | None,
     limit: int,
-    trace: Path | None,
-    artifacts: Path | None,
 ) -> None:
     """Show where the time of JOB goes, node by node, in its newest attempt that has a profile.
 
     Each node is shown with its module of the model and its line of code, if known.
 
     JOB is suite/case, a whole job id, a suite, or a pattern with * and ?. Figures are medians over the timed
-    inferences. 'farm run --profile detailed' makes profiles.
+    inferences. 'farm run --profile detailed' makes profiles. 'farm show --files' writes the kept files.
     """
     from farm.report.model.sections import origin_sums
 
     if diff is not None:
-        if run or trace or artifacts or by:
-            raise UsageError("--diff takes two runs, and neither --run, --by, --trace nor --files")
+        if run or by:
+            raise UsageError("--diff takes two runs, and neither --run nor --by")
         _compare(job or "*", diff, limit)
         return
     if depth and by != "module":
         raise UsageError("--depth is for --by module")
     if job is None:
         raise UsageError("which JOB? Give suite/case; or --diff RUN RUN alone, for all jobs of two runs")
-    with opened(readonly=True) as (config, store):
+    with opened(readonly=True) as (_, store):
         found = store.history.profiles(job, store.runs.resolve(run) if run else None)
-    if (trace or artifacts) and len(found) > 1:
-        names = ", ".join(record.job_id for record in found[:4]) + (", ..." if len(found) > 4 else "")
-        raise UsageError(f"{job} means {len(found)} jobs, files are written of one: {names}")
     sums = [origin_sums(one.operators, by_line=by == "line", depth=depth or 0) if by else () for one in found]
     if by and not any(sums):
         raise UsageError(
@@ -307,14 +297,6 @@ def profile_command(
     with_sums = [{**msgspec.to_builtins(record), "sums": one} for record, one in both]
     lines = [line for record, one in both for line in ("", *_shown(record, _tables(record, one, by, limit)))]
     show({"profiles": with_sums if by else found}, lines[1:])
-    if trace:
-        _write_trace(config, found[0], trace)
-    if artifacts:
-        from farm.store.artifacts import open_artifacts
-
-        if not found[0].artifacts:
-            raise UsageError(f"{found[0].job_id}: no file is kept of its attempt in run {found[0].run_id}")
-        _write(open_artifacts(config), found[0].artifacts, artifacts)
 
 
 def _tables(record: ProfileRecord, sums: Sequence[OriginSum], by: str | None, limit: int) -> list[str]:
@@ -374,23 +356,3 @@ def _heading(one: JobChanges) -> Sequence[str]:
         lines[:1] = [one.before_job, f"  against {one.job_id}"]
     lines += [f"  NOT COMPARED: {one.refused}"] if one.refused else []
     return lines + [f"  differs: {difference}" for difference in one.differences]
-
-
-def _write_trace(config: Config, record: ProfileRecord, path: Path) -> None:
-    from farm.report.formats.trace import chrome_trace
-    from farm.results.profile.etdump import ETDUMP_LIMIT, ETDumpError, read_etdump
-    from farm.store.artifacts import open_artifacts
-
-    kept = [artifact for artifact in record.artifacts if artifact.kind == "etdump"]
-    if not kept:
-        raise UsageError(f"{record.job_id}: no ETDump is kept of it: a run with --profile detailed keeps one")
-    with open_artifacts(config).open(kept[0].sha256) as file:
-        data = file.read(ETDUMP_LIMIT + 1)
-    delegates = {row.delegate.partition("[")[0] for row in record.operators if row.delegate}
-    facts = {"job": record.job_id, "run": record.run_id, "device": record.device, "device_kind": record.device_kind}
-    try:
-        text = msgspec.json.encode(chrome_trace(read_etdump(data), facts, delegates))
-    except ETDumpError as error:
-        raise UsageError(f"{record.job_id}: its ETDump {error}") from None
-    write_file(path, text.decode())
-    echo(f"trace: {path}", err=True)

@@ -267,7 +267,7 @@ def operator_rows(
     )
 
 
-def delegate_calls(events: Iterable[_Key | ProfileEvent], delegates: Collection[str]) -> dict[tuple[int, int], str]:
+def delegate_calls(events: Iterable[_Key], delegates: Collection[str]) -> dict[tuple[int, int], str]:
     """Return the names of a program's delegate calls by chain and instruction: `QnnBackend[0]`."""
     name = next(iter(delegates)) if len(delegates) == 1 else "delegate"
     places = dict.fromkeys(
