@@ -48,8 +48,7 @@ def test_a_new_backend_is_compiled_and_run(farm: FarmCopy) -> None:
 def test_it_is_known_wherever_backends_are(farm: FarmCopy) -> None:
     assert "cpu_stub" in farm.farm("devices", "socs", "--json").stdout
     assert "cpu_stub" in farm.farm("run", "--help").stdout
-    offers = json.loads(farm.farm("setup", "runtime", "list", "--backend", "cpu_stub", "--json").stdout)["runtimes"]
-    assert {offer["target"] for offer in offers} == {"linux-x86_64", "linux-aarch64", "android-arm64"}
+    assert "cpu_stub" in farm.farm("doctor", "--soc", "SM8650").stdout
     refused = farm.farm(
         "run", "--soc", "SM8650", "--suite", "smoke", "--backend", "cpu_stub", "--option", "use_dlbc=true"
     )

@@ -37,7 +37,6 @@ for words, light in json.loads(sys.argv[1]):
             (["--help"], (*_HEAVY, *_OF_THE_SERVER, "msgspec", "rich", "pytest")),
             (["devices", "socs"], (*_HEAVY, "pytest")),
             (["suites"], (*_HEAVY, "pytest")),
-            (["setup", "runtime", "list"], (*_HEAVY, "pytest")),
             (["doctor"], (*_HEAVY, "pytest")),
             (_COLLECT, _HEAVY),
         ],
