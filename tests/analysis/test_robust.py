@@ -119,9 +119,10 @@ def test_a_p_value_is_as_rare_as_it_says(count: int) -> None:
 def test_a_p_value_is_that_of_students_distribution(count: int) -> None:
     from scipy.special import stdtr
 
-    for sigmas in (0.0, 1e-9, *np.linspace(0.01, 40.0, 100), 1e6, 1e150, 1e200):
+    for sigmas in (0.0, 1e-9, *np.linspace(0.01, 40.0, 100), 1e6, 1e150):
         known = 2.0 * stdtr(0.37 * count, -sigmas)
         assert p_of_next(sigmas, count) == p_of_next(-sigmas, count) == pytest.approx(known, rel=1e-9, abs=1e-300)
+    assert p_of_next(1e300, count) < 1e-70
     assert p_of_next(math.inf, 20) == pytest.approx(1 / 21)
 
 

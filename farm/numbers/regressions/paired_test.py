@@ -31,14 +31,13 @@ from farm.results.analysis.confirmation import (
     PAIRS,
     Answer,
     Confirmation,
-    Look,
     Pair,
     add_pairs,
     confirm,
     confirmed_again,
+    plan_looks,
     steady_inferences,
     unsure,
-    until_clear,
 )
 from farm.results.analysis.history import runtime_changes
 from farm.results.analysis.statistics import GATES, Series
@@ -174,17 +173,15 @@ def compare(
             return more
         return {metric: some[there] for metric, some in known.items()}
 
-    def measure(look: Look) -> bool:
+    for look in plan_looks(pairs, early=early):
         for metric, more in pairs_of(look.begin, look.pairs, renew=look.renews, fresh=fresh).items():
             add_pairs(found.setdefault(metric, []), look.begin, more)
-        return bool(found)
-
-    def is_open(looks: int) -> bool:
-        needed = min(level, first_level) if looks == 1 else level
-        compared[:] = [_compared(claim, found, gate, needed, looks) for claim in claims]
-        return any(one.confirmation.answer is Answer.UNKNOWN for one in compared)
-
-    until_clear(pairs, measure, is_open, early=early)
+        if not found:
+            break
+        needed = min(level, first_level) if look.looks == 1 else level
+        compared = [_compared(claim, found, gate, needed, look.looks) for claim in claims]
+        if all(one.confirmation.answer is not Answer.UNKNOWN for one in compared):
+            break
     compared = compared or [_compared(claim, found, gate, level, 1) for claim in claims]
     if not fresh and any(_needs_again(one) for one in compared):
         again = pairs_of(0, PAIRS, renew=False, fresh=True)

@@ -10,10 +10,12 @@ import msgspec
 from farm.results.analysis.statistics import GATES, LEAST_SIGMA, Scale, level_sigma, scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
+
+    _Places = NDArray[np.int64] | int
 
 LEAST_LEVEL = 3
 """Fewest runs of a level: fewer are outliers."""
@@ -51,33 +53,29 @@ def change_points(scale: Scale, values: Sequence[float]) -> tuple[ChangePoint, .
     numbers = numbers[where]
     if len(numbers) < 2 * LEAST_LEVEL:
         return ()
-    costs = _Costs(_winsorized(numbers, scale))
-    ends = [0, *_best_cuts(costs), len(numbers)]
+    cost = _costs(_winsorized(numbers, scale))
+    ends = [0, *_best_cuts(cost, len(numbers)), len(numbers)]
     found = []
     for begin, _, end in zip(ends, ends[1:], ends[2:], strict=False):
         # A level that is younger than the least one may have begun after where it could be cut.
-        most = _most_likely(costs, begin, end)
+        places = np.arange(begin + 1, end)
+        most = int(places[np.argmin(cost(begin, places) + cost(places, end))])
         change = float(np.median(numbers[most:end]) - np.median(numbers[begin:most]))
         found.append(ChangePoint(int(where[most]), change))
     return tuple(found)
 
 
-class _Costs:
-    """Sums of squared distances from the mean, of any stretch."""
+def _costs(values: NDArray[np.float64]) -> Callable[[_Places, _Places], NDArray[np.float64]]:
+    """Return the function for the sum of squared distances from the mean, from one index to before another."""
+    import numpy as np
 
-    def __init__(self, values: NDArray[np.float64]) -> None:
-        import numpy as np
+    sums, squares = (np.concatenate(([0.0], np.cumsum(one))) for one in (values, values * values))
 
-        self.count = len(values)
-        self._sums = np.concatenate(([0.0], np.cumsum(values)))
-        self._squares = np.concatenate(([0.0], np.cumsum(values * values)))
+    def cost(begin: _Places, end: _Places) -> NDArray[np.float64]:
+        total = sums[end] - sums[begin]
+        return np.asarray(squares[end] - squares[begin] - total * total / (end - begin))
 
-    def of(self, begin: NDArray[np.int64] | int, end: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Return the cost of the values from `begin` to before `end`, each an index or an array of indices."""
-        import numpy as np
-
-        total = self._sums[end] - self._sums[begin]
-        return np.asarray(self._squares[end] - self._squares[begin] - total * total / (np.asarray(end) - begin))
+    return cost
 
 
 def _winsorized(numbers: NDArray[np.float64], scale: Scale) -> NDArray[np.float64]:
@@ -92,29 +90,21 @@ def _winsorized(numbers: NDArray[np.float64], scale: Scale) -> NDArray[np.float6
     return np.asarray((calm - np.median(calm)) / sigma)
 
 
-def _best_cuts(costs: _Costs) -> list[int]:
+def _best_cuts(cost: Callable[[_Places, _Places], NDArray[np.float64]], count: int) -> list[int]:
     import numpy as np
 
-    penalty = _PENALTY * math.log(costs.count)
-    best = np.full(costs.count + 1, np.inf)
+    penalty = _PENALTY * math.log(count)
+    best = np.full(count + 1, np.inf)
     best[0] = -penalty
-    came_from = np.zeros(costs.count + 1, np.int64)
-    for end in range(LEAST_LEVEL, costs.count + 1):
+    came_from = np.zeros(count + 1, np.int64)
+    for end in range(LEAST_LEVEL, count + 1):
         begins = np.arange(end - LEAST_LEVEL + 1)
-        totals = best[begins] + costs.of(begins, end) + penalty
+        totals = best[begins] + cost(begins, end) + penalty
         came_from[end] = np.argmin(totals)
         best[end] = totals[came_from[end]]
     cuts: list[int] = []
-    end = int(came_from[costs.count])
+    end = int(came_from[count])
     while end:
         cuts.insert(0, end)
         end = int(came_from[end])
     return cuts
-
-
-def _most_likely(costs: _Costs, begin: int, end: int) -> int:
-    """Return the most likely position of the one change between `begin` and `end`."""
-    import numpy as np
-
-    positions = np.arange(begin + 1, end)
-    return int(positions[np.argmin(costs.of(begin, positions) + costs.of(positions, end))])

@@ -5,7 +5,7 @@ changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple
@@ -318,16 +318,6 @@ def plan_looks(pairs: int, *, early: bool) -> Iterator[Look]:
             last = done + count == pairs
             yield Look(begin + done, count, looks if last else 0, renews=looks > 1 and not done)
             done += count
-
-
-def until_clear(pairs: int, measure: Callable[[Look], bool], is_open: Callable[[int], bool], *, early: bool) -> None:
-    """Measure pairs until `is_open`, called with the `looks`, returns that no decision is left.
-
-    `measure` returns whether any pair was measured.
-    """
-    for look in plan_looks(pairs, early=early):
-        if not measure(look) or not is_open(look.looks):
-            return
 
 
 def add_pairs(known: list[Pair], begin: int, more: Sequence[Pair]) -> None:

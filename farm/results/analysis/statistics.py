@@ -99,38 +99,28 @@ def p_of_next(sigmas: float, count: int) -> float:
 
 
 def _beyond(distance: float, freedom: float) -> float:
-    """Return the probability of Student's distribution with `freedom` degrees beyond `distance`, either way.
+    """Return the probability of Student's distribution with `freedom` degrees beyond `distance`, either way, to 1e-12.
 
-    The value is the regularized incomplete beta function I_x(freedom / 2, 1 / 2) at x = freedom / (freedom +
-    distance^2), to 1e-12. Our own code saves the load time of SciPy, which has no other use here.
+    With the distance as a tangent, the density is a power of a sine, which is integrated by Gauss's rule. Our own code
+    saves the load time of SciPy, which has no other use here.
     """
-    square = distance * distance
-    x, rest = freedom / (freedom + square), square / (freedom + square) if square < math.inf else 1.0
-    if x == 0.0 or rest == 0.0:
-        return 1.0 if rest == 0.0 else 0.0
-    a, b = freedom / 2.0, 0.5
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest)
-    if x < (a + 1.0) / (a + b + 2.0):
-        return math.exp(log_front) / (a * _fraction(x, a, b))
-    return 1.0 - math.exp(log_front) / (b * _fraction(rest, b, a))
+    import numpy as np
+
+    nodes, weights = _gauss_rule()
+    # Greater distances would make the powers of the smallest angles zero.
+    places, angle = (nodes + 1.0) / 2.0, math.atan2(math.sqrt(freedom), min(distance, 1e200))
+    # Places are dense near zero, where the power of the sine is not smooth.
+    power = 1.0 + 12.0 / freedom
+    inside = weights @ (places ** (power - 1.0) * np.sin(angle * places**power) ** (freedom - 1.0))
+    gammas = math.lgamma((freedom + 1.0) / 2.0) - math.lgamma(freedom / 2.0)
+    return min(1.0, power * angle * float(inside) * math.exp(gammas) / math.sqrt(math.pi))
 
 
-def _fraction(x: float, a: float, b: float) -> float:
-    """Return the continued fraction of the incomplete beta function (DLMF 8.17.22), by Lentz's method."""
-    value = ratio = 1.0
-    inverse = 0.0
-    for step in range(1, 200):
-        half = step // 2
-        if step % 2:
-            term = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1))
-        else:
-            term = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
-        inverse = 1.0 / (1.0 + term * inverse)
-        ratio = 1.0 + term / ratio
-        value *= ratio * inverse
-        if abs(ratio * inverse - 1.0) < 1e-15:
-            break
-    return value
+@lru_cache(1)
+def _gauss_rule() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    import numpy as np
+
+    return np.polynomial.legendre.leggauss(64)
 
 
 def signed_rank_p(differences: NDArray[np.float64]) -> float:
@@ -178,13 +168,10 @@ def discoveries(p_values: Sequence[float], rate: float) -> tuple[bool, ...]:
     """
     import numpy as np
 
-    order = np.argsort(np.asarray(p_values, np.float64), kind="stable")
-    count, kept = len(p_values), 0
-    for rank, index in enumerate(order, 1):
-        if p_values[index] <= rate * rank / count:
-            kept = rank
-    chosen = {int(index) for index in order[:kept]}
-    return tuple(index in chosen for index in range(count))
+    ordered = np.sort(np.asarray(p_values, np.float64))
+    enough = ordered[ordered <= rate * np.arange(1, len(ordered) + 1) / len(ordered)]
+    greatest = float(enough.max(initial=-1.0))
+    return tuple(p_value <= greatest for p_value in p_values)
 
 
 def _walsh(differences: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -206,10 +193,7 @@ def _ways(ranks: Sequence[int]) -> NDArray[np.float64]:
     ways = np.ones(1)
     for rank in ranks:
         # Every rank is in the sum or is not.
-        longer = np.zeros(len(ways) + rank)
-        longer[: len(ways)] += ways
-        longer[rank:] += ways
-        ways = longer
+        ways = np.convolve(ways, np.isin(np.arange(rank + 1), (0, rank)))
     return ways
 
 

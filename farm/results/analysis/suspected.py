@@ -30,7 +30,6 @@ from farm.results.analysis.statistics import (
     sigma_of_next,
     unscaled,
 )
-from farm.results.analysis.statistics import median as middle
 from farm.results.attempt import Direction
 from farm.suites.figures import TIME_UNITS
 
@@ -126,14 +125,14 @@ def judge(
     if count < LEAST_BASELINE:
         return Judgement(Finding.INSUFFICIENT_DATA, f"{count} comparable runs, {LEAST_BASELINE} are needed", count)
     numbers, now = scaled(scale, before), float(scaled(scale, [value])[0]) - shift
-    median, mad = median_and_mad(numbers)
+    middle, mad = median_and_mad(numbers)
     if not math.isfinite(mad):
         return Judgement(Finding.UNDEFINED, "the runs before vary between finite and infinite values", count)
     sigma = sigma_of_next(mad, count)
     if start := settled(series, numbers):
         count -= start
-        median, sigma = middle(numbers[start:]), sigma_of_next(level_sigma(numbers, 0.0) / NORMAL, count)
-    change = difference(now, median)
+        middle, sigma = median(numbers[start:]), sigma_of_next(level_sigma(numbers, 0.0) / NORMAL, count)
+    change = difference(now, middle)
     sigmas = change / sigma if sigma else math.copysign(math.inf, change) if change else 0.0
     finding = way(series.direction, change)
     many, always = gates.sigmas, gates.always
@@ -145,7 +144,7 @@ def judge(
         finding,
         _reason(scale, change, sigmas, count),
         count,
-        unscaled(scale, median),
+        unscaled(scale, middle),
         change,
         sigmas,
         sigma,
@@ -210,12 +209,12 @@ def on_place(
 
     numbers = scaled(scale, values)
     known = np.isfinite(numbers)
-    rest = np.where(known, numbers - middle(numbers[known]), math.nan) if known.any() else numbers
+    rest = np.where(known, numbers - median(numbers[known]), math.nan) if known.any() else numbers
     offset = np.zeros(len(values))
     for axis, name in enumerate(place):
         names = np.array([one[axis] for one in places])
         groups = {str(one): known & (names == one) for one in {*names.tolist(), name}}
-        spread = [rest[group] - middle(rest[group]) for group in groups.values() if group.sum() >= _LEAST_OF_PLACE]
+        spread = [rest[group] - median(rest[group]) for group in groups.values() if group.sum() >= _LEAST_OF_PLACE]
         if len(groups) == 1 or not spread:
             continue
         _, mad = median_and_mad(np.concatenate(spread))
@@ -236,7 +235,7 @@ def _effect(rest: NDArray[np.float64], mad: float) -> float:
     """Return the effect of a device or build from what its values are off by: 0 for chance, NaN for too few values."""
     if len(rest) < _LEAST_OF_PLACE:
         return math.nan
-    effect, error = middle(rest), NORMAL * mad * math.sqrt(math.pi / 2.0 / len(rest))
+    effect, error = median(rest), NORMAL * mad * math.sqrt(math.pi / 2.0 / len(rest))
     return effect if abs(effect) > _PLACE_ERRORS * error else 0.0
 
 
@@ -264,7 +263,7 @@ def settled(series: Series, before: NDArray[np.float64]) -> int:
     for new in (SETTLED, 2 * SETTLED):
         old = count - new
         if old >= _LEAST_OLD:
-            gain = middle(before[:old]) - middle(before[old:])
+            gain = median(before[:old]) - median(before[old:])
             error = sigma * math.sqrt(math.pi / 2.0 * (1.0 / new + 1.0 / old))
             sign = -1.0 if series.direction is Direction.HIGHER else 1.0
             if sign * gain > _SETTLED_ERRORS * error:
@@ -376,13 +375,13 @@ def judge_run(observations: Sequence[Observation], *, programs: Collection[tuple
     The common change of a device's series is one shift, and each series is judged by its change beyond it. `programs`
     has devices and metrics whose shift was confirmed to come from programs: their series are judged unchanged.
     """
+    pasts = [one.past for one in observations]
 
-    pasts = {id(one): one.past for one in observations}
+    def judged(index: int, shift: float = 0.0) -> Judgement:
+        one = observations[index]
+        return judge(one.series, pasts[index], one.value, shift=shift, is_open=one.is_open)
 
-    def judged(one: Observation, shift: float = 0.0) -> Judgement:
-        return judge(one.series, pasts[id(one)], one.value, shift=shift, is_open=one.is_open)
-
-    judgements = [judged(one) for one in observations]
+    judgements = [judged(index) for index in range(len(observations))]
     groups: dict[tuple[str, str], list[int]] = {}
     for index, one in enumerate(observations):
         if not one.series.exact and one.series.scale is Scale.RATIO and math.isfinite(judgements[index].change):
@@ -390,12 +389,12 @@ def judge_run(observations: Sequence[Observation], *, programs: Collection[tuple
     shifts = []
     for key, members in groups.items():
         if key not in programs and (shift := _shift(key, members, judgements)):
-            recent = [_recent_change(observations[index], pasts[id(observations[index])]) for index in members]
+            recent = [_recent_change(observations[index], pasts[index]) for index in members]
             least = max(GATES[Scale.RATIO].confirmed, _NEW_SHARE * abs(shift.change))
             if abs(median(recent)) > least:
                 shifts.append(shift)
             for index in members:
-                judgements[index] = judged(observations[index], shift.change)
+                judgements[index] = judged(index, shift.change)
     found = [index for index, judgement in enumerate(judgements) if judgement.finding in SUSPECTED]
     exact = tuple(index for index in found if observations[index].series.exact)
     noisy = [index for index in found if not observations[index].series.exact]
