@@ -419,7 +419,7 @@ def test_numbers_that_cannot_be_are_left_out() -> None:
     attempt = Attempt("j", Verdict.PASSED, Stage.DONE, "", measurements=tuple(odd))
     found = generation_of(attempt, {"seconds": "9" * 99})
     assert found is not None
-    assert (found.decode, found.prompts, found.positions, found.steps, found.seconds) == (None, (), (), None, None)
+    assert (found.decode, found.prompts, found.positions, found.steps, found.seconds) == (None, {}, {}, None, None)
     assert generation_charts(found) == ()
     assert generation_of(Attempt("j", Verdict.PASSED, Stage.DONE, ""), {}) is None
 

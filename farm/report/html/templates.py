@@ -22,22 +22,8 @@ from farm import __version__
 from farm.base.paths import data_folder
 from farm.base.text import one_line, visible
 from farm.builds.program.layers import LayerStep
-from farm.report.model import (
-    chart,
-    sections,
-    status,
-    summary,
-)
+from farm.report.model import chart, sections, status, summary
 from farm.report.model import format as fmt
-from farm.report.model import (
-    status as alerts,
-)
-from farm.report.model import (
-    status as commits,
-)
-from farm.report.model import (
-    summary as rerun,
-)
 from farm.report.model.sections import is_infeasible
 from farm.report.model.summary import GLYPHS, WORDS, JobSummary, Outcome, RunSummary, Tone
 from farm.results.profile.event_names import is_whole_call
@@ -125,7 +111,7 @@ def environment() -> jinja2.Environment:
     own = sys.modules[__name__]
     made.filters |= {
         name: function
-        for module in (alerts, chart, commits, fmt, sections, own, sections, rerun, status, summary)
+        for module in (chart, fmt, own, sections, status, summary)
         for name, function in vars(module).items()
         if inspect.isfunction(function) and function.__module__ == module.__name__
     }
@@ -173,7 +159,7 @@ def with_links(text: str, commit_url: str = "") -> Markup:
 
     Text and address are untrusted.
     """
-    base = commits.commit_link(commit_url, _HASH)
+    base = status.commit_link(commit_url, _HASH)
     issues = f"{base.removesuffix(_COMMIT)}/issues/" if base.endswith(_COMMIT) else ""
     parts, end = [], 0
     for found in _LINK.finditer(text):

@@ -7,7 +7,8 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -33,60 +34,21 @@ _STRETCH = re.compile(r"(\d{1,9})-(\d{1,9})")
 _SECONDS = re.compile(r"\d{1,6}")
 
 
-class PromptTime(msgspec.Struct, frozen=True):
-    """Time to the first token after prompts of one length, in nanoseconds."""
-
-    tokens: int
-    spread: Spread
-
-
-class StretchTime(msgspec.Struct, frozen=True):
-    """Time of a decode step in a range of positions, in nanoseconds."""
-
-    first: int
-    last: int
-    spread: Spread
-
-
-class LogitFigures(msgspec.Struct, frozen=True):
-    """Agreement of the logits with the references over all positions, for the worst prompt and output.
-
-    Values that were not compared are None.
-    """
-
-    quantized_db: float | None
-    quantized_worst_db: float | None
-    """SQNR at the worst position, in dB."""
-    fp32_db: float | None
-    fp32_worst_db: float | None
-    prefill_db: float | None
-    """SQNR of prompts by prefill against the same prompts by decode, in dB; inf where equal."""
-    perplexity_ratio: float | None
-    """Perplexity divided by the perplexity of the quantized module."""
-    same_quantized: float | None
-    """Share of the tokens before the first difference, over all prompts."""
-    same_fp32: float | None
-    margin: float | None
-    """Least ratio of the FP32 probability of a chosen token to the probability of the likeliest token."""
-
-    @property
-    def any(self) -> bool:
-        """Return True when anything was compared."""
-        return any(value is not None for value in msgspec.structs.astuple(self))
-
-
 class GenerationFigures(msgspec.Struct, frozen=True):
     """Figures of text generation in one attempt; figures without a measurement are None or empty."""
 
-    logits: LogitFigures
+    logits: dict[str, float]
+    """Agreement of the logits with the references, for the worst prompt and output, by metric of `_LOGITS`."""
     prefill: Spread | None
     """Tokens of prompts per second."""
     decode: Spread | None
     """Tokens per second after the first token."""
     steps: Spread | None
     """Times of decode steps, in nanoseconds."""
-    prompts: tuple[PromptTime, ...]
-    positions: tuple[StretchTime, ...]
+    prompts: dict[int, Spread]
+    """Times to the first token in nanoseconds, by tokens of the prompt, in ascending order."""
+    positions: dict[tuple[int, int], Spread]
+    """Times of a decode step in nanoseconds, by first and last position."""
     sustained: tuple[float, ...]
     """Tokens per second in equally long parts of a sustained run."""
     fall: float | None
@@ -130,14 +92,16 @@ def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> Ge
         return None
     seconds = fingerprint.get("seconds", "")
     fall, memory = (_median(whole.get(name)) for name in ("sustained_fall", "peak_memory"))
+    prompts = parts.get("first_token_time", ())
+    stretches = ((_STRETCH.fullmatch(name), one) for name, one in parts.get("step_time", ()))
     return GenerationFigures(
         logits=_logits(attempt),
         prefill=_spread(whole.get("prefill_rate")),
         decode=_spread(whole.get("decode_rate")),
         # A single token after each prompt takes no decode step.
         steps=_spread(whole.get("latency")) if "decode_rate" in whole and _finite(whole.get("latency")) else None,
-        prompts=tuple(_prompt_times(parts.get("first_token_time", ()))),
-        positions=tuple(_stretch_times(parts.get("step_time", ()))),
+        prompts=_spreads((int(length), one) for length, one in prompts if length.isascii() and length.isdecimal()),
+        positions=_spreads(((int(match[1]), int(match[2])), one) for match, one in stretches if match),
         sustained=_finite(whole.get("sustained_rate")),
         fall=fall,
         seconds=int(seconds) if _SECONDS.fullmatch(seconds) else None,
@@ -150,7 +114,8 @@ def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> Ge
     )
 
 
-_REFERENCES = {"_quantized": "the quantized module", "_fp32": "FP32"}
+REFERENCES = {"_quantized": "the quantized module", "_fp32": "FP32"}
+"""References of logits by the suffix of a metric."""
 
 
 def _task_texts(attempt: Attempt) -> tuple[str, ...]:
@@ -160,7 +125,7 @@ def _task_texts(attempt: Attempt) -> tuple[str, ...]:
     def with_references(name: str, place: str, show: Callable[[float], str]) -> str:
         others = [
             f"{module} {show(values[key])}"
-            for suffix, module in _REFERENCES.items()
+            for suffix, module in REFERENCES.items()
             if (key := f"{name}{suffix}[{place}]") in values
         ]
         return show(values[f"{name}[{place}]"]) + (f" ({', '.join(others)})" if others else "")
@@ -177,26 +142,26 @@ def _task_texts(attempt: Attempt) -> tuple[str, ...]:
     return tuple(texts)
 
 
-# Metric of each figure of logits, and the function that picks from its samples of all prompts and outputs.
-_LOGITS: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
-    "quantized_db": ("sqnr_quantized", min),
-    "quantized_worst_db": ("worst_position_quantized", min),
-    "fp32_db": ("sqnr_fp32", min),
-    "fp32_worst_db": ("worst_position_fp32", min),
-    "prefill_db": ("prefill_quantized", min),
-    "perplexity_ratio": ("perplexity_ratio_quantized", max),
-    "same_quantized": ("same_tokens_quantized", statistics.fmean),
-    "same_fp32": ("same_tokens_fp32", statistics.fmean),
-    "margin": ("margin_fp32", min),
+# Metrics of logits, in dB, ratios and shares, and the function that picks from the samples of all prompts and outputs.
+# `prefill` compares prompts by prefill with the same prompts by decode, `margin` is the least ratio of the FP32
+# probability of a chosen token to the probability of the likeliest one.
+_LOGITS: dict[str, Callable[[Sequence[float]], float]] = {
+    "sqnr_quantized": min,
+    "worst_position_quantized": min,
+    "sqnr_fp32": min,
+    "worst_position_fp32": min,
+    "prefill_quantized": min,
+    "perplexity_ratio_quantized": max,
+    "same_tokens_quantized": statistics.fmean,
+    "same_tokens_fp32": statistics.fmean,
+    "margin_fp32": min,
 }
 
 
-def _logits(attempt: Attempt) -> LogitFigures:
+def _logits(attempt: Attempt) -> dict[str, float]:
     known = ((one.metric, sample) for one in attempt.measurements for sample in one.samples if not math.isnan(sample))
     samples = grouped((metric.partition("[")[0], sample) for metric, sample in known)
-    return LogitFigures(**{
-        field: pick(samples[metric]) if metric in samples else None for field, (metric, pick) in _LOGITS.items()
-    })  # fmt: skip
+    return {metric: pick(samples[metric]) for metric, pick in _LOGITS.items() if metric in samples}
 
 
 def generating(summary: RunSummary) -> tuple[tuple[JobSummary, GenerationFigures], ...]:
@@ -207,13 +172,12 @@ def generating(summary: RunSummary) -> tuple[tuple[JobSummary, GenerationFigures
 
 def generation_charts(figures: GenerationFigures) -> tuple[Chart, ...]:
     """Return the curves with two points or more: by prompt, by position, over time."""
-    prompts = [ChartPoint(one.tokens, one.spread.p50, fmt.plural(one.tokens, "token")) for one in figures.prompts]
+    prompts = [ChartPoint(tokens, one.p50, fmt.plural(tokens, "token")) for tokens, one in figures.prompts.items()]
     positions = [
-        ChartPoint((one.first + one.last) / 2, one.spread.p50, f"positions {one.first} to {one.last}")
-        for one in figures.positions
+        ChartPoint((first + last) / 2, one.p50, f"positions {first} to {last}")
+        for (first, last), one in figures.positions.items()
     ]
-    lengths = [one.tokens for one in figures.prompts]
-    places = [place for one in figures.positions for place in (one.first, one.last)]
+    places = [place for stretch in figures.positions for place in stretch]
     # A rate covers a part of the time, a temperature a moment.
     rates, temperatures = (
         [ChartPoint(place, value, f"{place + 1} of {len(values)}") for place, value in enumerate(values)]
@@ -221,7 +185,7 @@ def generation_charts(figures: GenerationFigures) -> tuple[Chart, ...]:
     )
     time = ("0 s", f"{figures.seconds} s") if figures.seconds else ("start", "end")
     curves = (
-        chart("time to first token, by tokens of the prompt", prompts, "ns", _ends(lengths)),
+        chart("time to first token, by tokens of the prompt", prompts, "ns", _ends(list(figures.prompts))),
         chart("decode step, by position", positions, "ns", _ends(places)),
         chart("decode rate, over time", rates, "tokens/s", time),
         chart("temperature, over time", temperatures, "C", time, from_zero=False),
@@ -233,15 +197,11 @@ def _ends(places: Sequence[int]) -> tuple[str, str]:
     return (str(min(places)), str(max(places))) if places else ("", "")
 
 
-def _prompt_times(parts: Iterable[tuple[str, Measurement]]) -> Iterable[PromptTime]:
-    known = [(int(length), spread_of(one)) for length, one in parts if length.isascii() and length.isdecimal()]
-    return (PromptTime(length, spread) for length, spread in sorted(known, key=lambda one: one[0]) if spread)
+_Place = TypeVar("_Place", int, tuple[int, int])
 
 
-def _stretch_times(parts: Iterable[tuple[str, Measurement]]) -> Iterable[StretchTime]:
-    found = ((_STRETCH.fullmatch(name), spread_of(one)) for name, one in parts)
-    known = [StretchTime(int(match[1]), int(match[2]), spread) for match, spread in found if match and spread]
-    return sorted(known, key=lambda one: one.first)
+def _spreads(parts: Iterable[tuple[_Place, Measurement]]) -> dict[_Place, Spread]:
+    return {place: spread for place, one in sorted(parts, key=itemgetter(0)) if (spread := spread_of(one))}
 
 
 def _spread(measured: Measurement | None) -> Spread | None:

@@ -13,7 +13,7 @@ from farm.base.text import one_line
 from farm.builds.bundles.key import stub_of
 from farm.report.model import format as fmt
 from farm.report.model.diff import ONE_STUB
-from farm.report.model.sections import OriginSum, by_unit
+from farm.report.model.sections import OriginSum, by_unit, operator_tables
 from farm.report.terminal.layout import columns
 from farm.results.analysis.history import changed_facts, fact_line
 from farm.results.attempt import OperatorProfile
@@ -148,13 +148,12 @@ def _change(before: OperatorProfile | None, after: OperatorProfile | None) -> No
 def profile_lines(rows: Sequence[OperatorProfile], limit: int, width: int = 80) -> list[str]:
     """Return tables of a profile, one a unit, the greatest shares first; no line is wider than `width`."""
     tables: list[Sequence[Sequence[str]]] = []
-    parts = [row for row in rows if not is_whole_call(row)]
-    for unit, total in by_unit(sums(parts)):
-        found = sorted((row for row in parts if row.unit == unit), key=lambda row: -row.p50)
+    for made in operator_tables(rows, len(rows)):
+        found, total = made.rows, made.total
         origins = any(row.module or row.source for row in found)
         head = _ORIGIN_HEAD if origins else _HEAD
         none = [""] * (len(head) - 1)
-        table = [[*head, unit, "share"]]
+        table = [[*head, made.unit, "share"]]
         table += [[*_cells(row, origins=origins), fmt.count(row.p50), _percent(row.share)] for row in found[:limit]]
         rest = found[limit:]
         if rest:

@@ -12,7 +12,7 @@ from pathlib import Path
 from farm.base.text import one_line, visible, without_colours
 from farm.report.model import format as fmt
 from farm.report.model.cross_target import CrossTarget, cross_targets, elsewhere_line
-from farm.report.model.sections import GenerationFigures, frame_grids, generating, generation_of
+from farm.report.model.sections import REFERENCES, GenerationFigures, frame_grids, generating, generation_of
 from farm.report.model.status import since_text, standing_text, toolchain_text
 from farm.report.model.summary import (
     WORDS,
@@ -45,8 +45,8 @@ def rates(figures: GenerationFigures) -> list[str]:
     known = (("decode", figures.decode), ("prefill", figures.prefill))
     parts = [f"{name} {fmt.rate(rate.p50)} tokens/s" for name, rate in known if rate is not None]
     if prompts := figures.prompts:
-        times = [f"{fmt.milliseconds(one.spread.p50 / 1e6)} ms after {fmt.count(one.tokens)}" for one in prompts]
-        times[0] += " tokens" if prompts[0].tokens > 1 else " token"
+        times = [f"{fmt.milliseconds(one.p50 / 1e6)} ms after {fmt.count(tokens)}" for tokens, one in prompts.items()]
+        times[0] += " tokens" if min(prompts) > 1 else " token"
         parts.append(f"first token {fmt.first_of(times, _NAMED, 'lengths more')}")
     if steps := figures.steps:
         ranks = (("p50", steps.p50), ("p90", steps.p90), ("p99", steps.p99))
@@ -59,26 +59,23 @@ def rates(figures: GenerationFigures) -> list[str]:
 
 def nearness(figures: GenerationFigures) -> list[str]:
     """Return the agreement of logits and tokens with the references, in a few words each; empty without references."""
-    near = figures.logits
-    parts = [
-        f"{_db(db)} to {module}" + (f", {_db(worst)} at the worst position" if worst is not None else "")
-        for module, db, worst in (
-            ("the quantized module", near.quantized_db, near.quantized_worst_db),
-            ("FP32", near.fp32_db, near.fp32_worst_db),
-        )
-        if db is not None
-    ]
-    if near.prefill_db is not None:
-        parts.append(f"prefill {_db(near.prefill_db)} to decode")
-    same = (("the quantized module", near.same_quantized), ("FP32", near.same_fp32))
-    if shares := [f"{fmt.percent(share)} as {module}" for module, share in same if share is not None]:
+    near, parts = figures.logits, []
+    for reference, module in REFERENCES.items():
+        if (metric := f"sqnr{reference}") in near:
+            worst = near.get(f"worst_position{reference}")
+            at_worst = "" if worst is None else f", {_db(worst)} at the worst position"
+            parts.append(f"{_db(near[metric])} to {module}{at_worst}")
+    if "prefill_quantized" in near:
+        parts.append(f"prefill {_db(near['prefill_quantized'])} to decode")
+    same = ((near.get(f"same_tokens{reference}"), module) for reference, module in REFERENCES.items())
+    if shares := [f"{fmt.percent(share)} as {module}" for share, module in same if share is not None]:
         parts.append(f"tokens {', '.join(shares)}")
-    if near.margin is not None:
-        parts.append(f"least margin {near.margin:.3f}")
+    if "margin_fp32" in near:
+        parts.append(f"least margin {near['margin_fp32']:.3f}")
     return [*parts, *figures.tasks]
 
 
-def _db(value: float | None) -> str:
+def _db(value: float) -> str:
     return "equal" if value == math.inf else f"{fmt.decibel(value)} dB"
 
 
@@ -89,13 +86,10 @@ def generation_lines(figures: GenerationFigures, label: str) -> Iterator[str]:
         yield from (f"  {part}" for part in near)
     yield f"generation{f', simulated: {label}' if label else ''}"
     yield from (f"  {part}" for part in rates(figures))
-    prompts = [one.spread.p50 / 1e6 for one in figures.prompts]
-    positions = [one.spread.p50 / 1e6 for one in figures.positions]
-    lengths = f"prompts of {', '.join(str(one.tokens) for one in figures.prompts)} tokens"
-    yield from _curve("first token", prompts, "ms", lengths)
-    if figures.positions:
-        stretch = f"positions {figures.positions[0].first} to {figures.positions[-1].last}"
-        yield from _curve("step", positions, "ms", stretch)
+    prompts, positions = ([one.p50 / 1e6 for one in times.values()] for times in (figures.prompts, figures.positions))
+    yield from _curve("first token", prompts, "ms", f"prompts of {', '.join(map(str, figures.prompts))} tokens")
+    if places := list(figures.positions):
+        yield from _curve("step", positions, "ms", f"positions {places[0][0]} to {places[-1][1]}")
     over = f"over {figures.seconds} s" if figures.seconds else "over time"
     yield from _curve("decode rate", figures.sustained, "tokens/s", over)
     yield from _curve("temperature", figures.temperatures, "C", over)
