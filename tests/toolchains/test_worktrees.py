@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from executorch_checkout import commit, make_repository, run_git
 from log_lines import LogLines
+from waiting import Started
 
 from farm.base.config.settings import Config, load_config
 from farm.base.config.toolchains import ToolchainConfig
@@ -208,13 +210,35 @@ def test_a_range_goes_along_first_parents(checkout: Path) -> None:
         repository.between(repository.commit("main"), repository.commit("main"))
 
 
-def test_pruning_leaves_what_was_used(checkout: Path, config: Config) -> None:
+MADE = """
+import sys
+from pathlib import Path
+from farm.base.config.settings import load_config
+from farm.builds.toolchains.worktrees import worktree
+worktree(load_config(Path(sys.argv[1])), Path(sys.argv[2]), "HEAD")
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(checkout: Path, config: Config) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which works with the tree of HEAD."""
+    command = [sys.executable, "-c", MADE, str(config.file), str(checkout)]
+    with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "made\n"
+        yield one
+        one.communicate("")
+
+
+def test_pruning_leaves_what_is_used(other: subprocess.Popen[str], config: Config) -> None:
     def cache(*words: str) -> str:
         return CliRunner().invoke(cli, ["setup", "cache", *words]).output
 
-    worktree(config, checkout, "HEAD")
     [entry] = worktrees(config.cache_dir)
-    assert prune_worktrees(config.cache_dir, older_than_s=60.0) == []
+    assert prune_worktrees(config.cache_dir, older_than_s=0.0) == []
+    other.communicate("")
     assert "1 source tree of commits" in cache()
     assert "and 1 source tree of commits" in cache("prune", "--all")
     assert Path(entry.path).is_dir()
@@ -222,6 +246,20 @@ def test_pruning_leaves_what_was_used(checkout: Path, config: Config) -> None:
     assert "removed 0 bundles, 0 B, and 1 source tree of commits" in removed
     assert not Path(entry.path).exists()
     assert worktrees(config.cache_dir) == []
+
+
+def test_an_edited_worktree_stays_while_another_process_uses_it(
+    other: subprocess.Popen[str], checkout: Path, config: Config
+) -> None:
+    [entry] = worktrees(config.cache_dir)
+    file = Path(entry.path) / "executorch/exir/__init__.py"
+    file.write_text("LEVEL = 9\n")
+    with pytest.raises(UsageError, match=r"was edited \(M exir/__init__.py\), and another process .* wait until"):
+        worktree(config, checkout, "HEAD")
+    assert file.read_text() == "LEVEL = 9\n"
+    other.communicate("")
+    worktree(config, checkout, "HEAD")
+    assert file.read_text() == "LEVEL = 1\n"
 
 
 def test_a_worktree_stays_where_git_is_too_slow_to_say_what_it_is(
@@ -248,7 +286,9 @@ def test_a_worktree_stays_where_git_is_too_slow_to_say_what_it_is(
 def test_a_worktree_that_is_asked_for_is_not_pruned_before_it_is_used(
     checkout: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worktree(config, checkout, "HEAD")
+    # A worktree of this process would be in use.
+    command = [sys.executable, "-c", MADE, str(config.file), str(checkout)]
+    subprocess.run(command, input="", capture_output=True, text=True, check=True)
     [entry] = worktrees(config.cache_dir)
     os.utime(Path(entry.path) / "worktree.json", (1, 1))
     prune = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -19,7 +20,7 @@ from farm.base.backends.registry import cpu_backends
 from farm.base.config.settings import Config
 from farm.base.config.toolchains import ToolchainConfig
 from farm.base.errors import InfraError, NativeBuildError, UsageError
-from farm.base.files import make_folders, published, withdraw
+from farm.base.files import is_at, make_folders, published, withdraw
 from farm.base.git import ask_git, git
 from farm.base.hashes import digest_of, name_of
 from farm.base.processes import Supervisor, ending
@@ -269,8 +270,10 @@ _BUILD_SECONDS = 2 * 3600.0
 # Both streams of a build are in one file, in their order.
 _INTO_ONE = "import os, sys; os.dup2(2, 1); os.execvp(sys.argv[1], sys.argv[1:])"
 
-_STAMP = "worktree.json"
+_STAMP, _IN_USE = "worktree.json", ".in-use"
 _VIRTUAL_ENVIRONMENTS = (".venv", "venv")
+# Locks of the worktrees that this process uses, until it ends.
+_held: dict[Path, int] = {}
 
 
 class Worktree(msgspec.Struct, frozen=True):
@@ -294,7 +297,7 @@ class WorktreeEntry(msgspec.Struct, frozen=True):
 
 
 def worktree(config: Config, checkout: Path | Checkout, ref: str | Commit) -> Worktree:
-    """Return the source tree of a commit of `checkout`, made if missing.
+    """Return the source tree of a commit of `checkout`, made if missing; it stays until this process ends.
 
     The toolchain comes from farm.toml (or `config.toolchain`) if one has this checkout, else it has the checkout alone.
     Native parts come from the checkout if the commit has equal native sources; otherwise the toolchain's `build` makes
@@ -345,20 +348,27 @@ def toolchain_at(config: Config, checkout: Path) -> ToolchainConfig:
 
 def worktrees(cache_dir: Path) -> list[WorktreeEntry]:
     """Return the worktrees and builds in the cache, most recently used first."""
-    found = []
-    for folder in _folders(cache_dir):
-        # Another command may remove it meanwhile.
-        with contextlib.suppress(FileNotFoundError):
-            found.append(WorktreeEntry(str(folder), *folder_size(folder), _used_ms(folder)))
+    found = (WorktreeEntry(str(folder), *folder_size(folder), _used_ms(folder)) for folder in _folders(cache_dir))
     return sorted(found, key=lambda entry: -entry.used_ms)
 
 
 def prune_worktrees(cache_dir: Path, *, older_than_s: float, dry_run: bool = False) -> list[WorktreeEntry]:
-    """Remove, and return, the worktrees and builds that were not used for so long; commands that use one fail."""
+    """Remove, and return, the worktrees and builds that were not used for so long and that no process is using."""
     horizon_ms = (time.time() - older_than_s) * 1000
-    removed = [entry for entry in worktrees(cache_dir) if entry.used_ms <= horizon_ms]
-    for entry in [] if dry_run else removed:
-        withdraw(Path(entry.path))
+    removed = []
+    for folder in _folders(cache_dir):
+        if folder in _held:
+            continue
+        with _alone(folder) as is_alone:
+            # The lock is held now: a process that used the worktree before has set its time, and another command may
+            # have removed the worktree.
+            used_ms = _used_ms(folder) if is_alone and (folder / _STAMP).is_file() else None
+            if used_ms is None or used_ms > horizon_ms:
+                continue
+            removed.append(WorktreeEntry(str(folder), *folder_size(folder), used_ms))
+            if not dry_run:
+                withdraw(folder)
+                _lock_file(folder).unlink(missing_ok=True)
     return removed
 
 
@@ -379,23 +389,37 @@ def _made(config: Config, repository: Checkout, commit: Commit, links: dict[str,
     if not folder.is_dir():
         prune_worktrees(config.cache_dir, older_than_s=STALE_S)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            # The time comes first, so that no other process removes it as unused.
-            os.utime(folder / _STAMP)
+        # The lock comes first, so that no other process removes the worktree.
+        _hold(folder)
         published(folder, fill, is_whole=_is_whole)
+        os.utime(folder / _STAMP)
     except OSError as error:
         raise InfraError(f"{folder}: cannot be made: {error.strerror or error}") from error
     return folder
 
 
 def _is_whole(folder: Path) -> bool:
-    """Return whether a worktree has the files of its commit. Raises InfraError after git's time limit."""
-    try:
-        return (folder / _STAMP).is_file() and not git(
-            folder / PACKAGE, "status", "--porcelain", "--ignore-submodules=all", "-uno", own=True
-        )
-    except UsageError:
-        return False
+    """Return whether a worktree has the files of its commit; False allows to make it anew.
+
+    Raises UsageError for an edited worktree that another process uses, InfraError after git's time limit.
+    """
+    problem = "is damaged"
+    if (folder / _STAMP).is_file():
+        try:
+            edited = git(folder / PACKAGE, "status", "--porcelain", "--ignore-submodules=all", "-uno", own=True)
+        except UsageError:
+            edited = ""
+        else:
+            if not edited:
+                return True
+            problem = f"was edited ({edited.splitlines()[0].strip()})"
+    with _alone(folder) as is_alone:
+        if is_alone:
+            return False
+    raise UsageError(
+        f"{folder / PACKAGE} {problem}, and another process of farm works with it: wait until that has ended, "
+        "and it is made anew; edit the checkout, which this is a copy of"
+    )
 
 
 def _submodules(repository: Checkout, commit: Commit, built: Path | None) -> tuple[list[str], dict[str, Path]]:
@@ -460,6 +484,7 @@ def _build(config: Config, repository: Checkout, commit: Commit, toolchain: Tool
         for place in (folder, partial):
             (place / _STAMP).write_bytes(_stamp(repository, commit))
 
+    _hold(folder)
     published(folder.with_name(f"{folder.name}-built"), fill, is_whole=lambda _: (folder / _STAMP).is_file())
     os.utime(folder / _STAMP)
     return folder / PACKAGE
@@ -513,6 +538,52 @@ def _fill_submodules(tree: Path, repository: Checkout, commit: Commit) -> None:
 def _stamp(repository: Checkout, commit: Commit) -> bytes:
     """Return the content of the file that marks a complete worktree; its time is the time of the last use."""
     return msgspec.json.encode({"checkout": str(repository.folder), "commit": commit})
+
+
+def _hold(folder: Path) -> None:
+    """Protect a worktree, even a future one, from removal until this process ends."""
+    if folder in _held:
+        return
+    make_folders(folder.parent)
+    while True:
+        number = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(number, fcntl.LOCK_SH)
+        # The removal of a worktree also removes the lock file, and another process may have made a new one.
+        if is_at(_lock_file(folder), number):
+            _held[folder] = number
+            return
+        os.close(number)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Yield whether no other process holds a worktree; if True, none can take it inside the context."""
+    mine = _held.get(folder)
+    try:
+        number = mine if mine is not None else os.open(_lock_file(folder), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_alone = True
+    except OSError:
+        is_alone = False
+    try:
+        yield is_alone
+    finally:
+        if mine is None:
+            os.close(number)
+        else:
+            # The attempt at an exclusive lock releases the shared one, so it is taken again.
+            fcntl.flock(number, fcntl.LOCK_SH)
+            if not is_at(_lock_file(folder), number):
+                os.close(_held.pop(folder))
+                _hold(folder)
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(folder.name + _IN_USE)
 
 
 def _folders(cache_dir: Path) -> Iterator[Path]:

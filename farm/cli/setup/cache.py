@@ -89,7 +89,7 @@ def prune(older: str | None, keep: str | None, *, everything: bool, yes: bool) -
     unusable ones, as farm's own packages have changed since. QNN
     SDKs are removed by AGE, or all, unless farm.toml names them. Files on virtual
     devices are removed by AGE, or all. Source trees
-    of commits are removed by AGE, or all; a command that works with one fails.
+    of commits are removed by AGE, or all, unless a command uses one.
 
     Without --yes nothing is removed.
     """
