@@ -16,6 +16,7 @@ from farm.base.config.settings import load_config
 from farm.base.socs import find_soc
 from farm.builds.runtime.parts import HEXAGON
 from farm.builds.runtime.qnn_sdk import LIBRARY, TARGET, host_sdk
+from farm.builds.runtime.signing import adopt
 
 SOC = "SM8850"
 MOST_FPS = 20
@@ -79,6 +80,7 @@ def make_stub_sdk(root: Path, cache: Path, *, unknown: tuple[str, ...] = ()) -> 
         skel = sdk.skels / kind / "libQnnLpaiSkel.so"
         skel.parent.mkdir(parents=True)
         skel.write_bytes(make_elf(HEXAGON, 0x81, segments=segments))
+    adopt(sdk.skels / "unsigned" / "libQnnLpaiSkel.so", sdk.skels / "signed" / "libQnnLpaiSkel.so")
     (root / "sdk.yaml").write_text("product: stub\nversion: 2.51.0.1\n")
     return sdk
 

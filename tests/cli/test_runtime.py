@@ -189,12 +189,16 @@ def test_it_signs_once_and_says_what_it_did(home: FarmHome, sdk: Path, roots: di
     assert {one["name"]: one["state"] for one in checked["files"]}["libQnnLpaiSkel.so"] == "ok"
 
 
-def test_a_file_that_others_signed_is_replaced_only_if_told(home: FarmHome, sdk: Path, roots: dict[str, str]) -> None:
+def test_a_file_that_others_signed_is_neither_replaced_nor_trusted_unless_told(
+    home: FarmHome, sdk: Path, roots: dict[str, str]
+) -> None:
     skel = sdk / "lib/lpai-v6/signed/libQnnLpaiSkel.so"
     skel.parent.mkdir()
     skel.write_bytes(by_others := make_elf(164, 0x81, segments=((0, 2 << 24), (1, 5))))
-    assert "is signed already" in home.farm(*SIGN, env={**roots, "HEXAGON_SDK_ROOT": ""}, code=0).stdout
-    assert skel.read_bytes() == by_others
+    refused = home.farm(*SIGN, env=roots, code=2)
+    assert "signed, but not by this command: --adopt vouches for it as it is, --force signs anew" in refused.stderr
+    adopted = home.farm(*SIGN, "--adopt", env={**roots, "HEXAGON_SDK_ROOT": ""}, code=0)
+    assert (adopted.stdout.split()[-1], skel.read_bytes()) == ("adopted", by_others)
     home.farm(*SIGN, "--force", env=roots, code=0)
     assert skel.read_bytes() != by_others
 
@@ -203,8 +207,10 @@ def test_bad_input_is_one_line(home: FarmHome, roots: dict[str, str]) -> None:
     bad: list[tuple[str, dict[str, str], int, str]] = [
         ("--lpai v6", {"HEXAGON_SDK_ROOT": ""}, 6, "set HEXAGON_SDK_ROOT to a Hexagon SDK from Qualcomm"),
         ("--lpai six", {}, 2, "--lpai: 'six' is no version: expected something like v6"),
-        ("", {}, 2, "name the version of the LPAI: --lpai v6"),
         ("--lpai v5", {}, 2, "no SoC has LPAI v5: known are v6"),
+        ("--lpai v6 --adopt", {}, 2, "/lib/lpai-v6/signed: put signed files there, as libQnnLpaiSkel.so"),
+        ("--adopt", {}, 2, "name the version of the LPAI: --lpai v6"),
+        ("--lpai v6 --adopt --force", {}, 2, "--adopt signs nothing: leave --force out"),
         ("--lpai v6", {"QNN_SDK_ROOT": "/nonexistent"}, 6, "the QNN SDK folder /nonexistent does not exist"),
     ]
     for words, changes, code, message in bad:

@@ -28,6 +28,7 @@ from farm.builds.bundles.bundle import Bundle, load_bundle, read_tensor
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.compile.pool import MemoryLimits
 from farm.builds.runtime.runtime import virtual_runtime
+from farm.builds.runtime.signing import adopt
 from farm.builds.toolchains.selection import prepare
 from farm.builds.toolchains.toolchain import Compiler
 from farm.devices.adb.transport import AdbTransport
@@ -190,9 +191,10 @@ def checking_sdk(farm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def sign(sdk: Path, key: bytes) -> None:
-    """Put a skel with a signature of `key` into an SDK."""
+    """Put a skel with a signature of `key` into an SDK, and adopt it."""
     signed = sdk / "lib/lpai-v6/signed" / SKEL
     signed.write_bytes(make_skel(0x81, key))
+    adopt(None, signed)
 
 
 def run(attached: Attached, sdk: Path) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:

@@ -10,6 +10,7 @@ from elf_maker import SIGNED, UNSIGNED, make_elf
 
 from farm.base.config.settings import Config, load_config
 from farm.builds.runtime.packages import fetch_wheel
+from farm.builds.runtime.signing import adopt
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -41,6 +42,7 @@ def sdk(tmp_path: Path) -> Path:
     lpai = root / "lib" / "lpai-v6"
     _hexagon(lpai / "unsigned", 81, "libQnnLpaiSkel.so", "libQnnLpai.so")
     _hexagon(lpai / "signed", 81, "libQnnLpaiSkel.so", segments=SIGNED)
+    adopt(lpai / "unsigned" / "libQnnLpaiSkel.so", lpai / "signed" / "libQnnLpaiSkel.so")
     (root / "sdk.yaml").write_text("product: stub\nversion: 2.40.0.1\n")
     _processor(root / "lib" / "x86_64-linux-clang", "libQnnHtp.so", machine=62)
     return root

@@ -30,6 +30,7 @@ from farm.builds.runtime.runtime import (
     staged_runtime,
     virtual_runtime,
 )
+from farm.builds.runtime.signing import adopt
 from farm.results.analysis.history import side_of
 from farm.store.rows import device_facts
 
@@ -104,6 +105,7 @@ def _sign_for_direct(config: Config) -> None:
     for part in device_parts(soc, "lpai", device_places(config, TARGETS["android-arm64"]), "direct"):
         if part.unsigned and part.path:
             part.path.write_bytes(make_elf(164, _flags(part.unsigned), segments=((0, 7 << 24), (0, 2 << 24), (1, 5))))
+            adopt(part.unsigned, part.path)
 
 
 def _flags(path: Path) -> int:
@@ -481,11 +483,12 @@ def test_upstreams_runner_stages_and_runs_no_job(built: Config, sdk: Path) -> No
 
 def test_a_repair_closes_its_gap(built: Config, sdk: Path) -> None:
     skel = sdk / "lib/lpai-v6/signed/libQnnLpaiSkel.so"
-    kept = skel.read_bytes()
-    skel.unlink()
+    record = skel.with_name(f"{skel.name}.farm-sign.json")
+    kept = record.read_bytes()
+    record.unlink()
     repairs = {gap.repair: gap.what for gap in _examine(built, "SM8850", "lpai").stage.gaps}
-    assert repairs["farm setup sign --lpai v6"] == "libQnnLpaiSkel.so"
-    skel.write_bytes(kept)
+    assert repairs["farm setup sign --lpai v6 --adopt"] == "libQnnLpaiSkel.so (foreign)"
+    record.write_bytes(kept)
     assert "android" in _examine(built, "SM8850", "lpai").stage.where
     shutil.rmtree(sdk / "lib/hexagon-v75")
     assert _examine(built, "SM8850", "htp").stage.gaps == ()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import getpass
 import hashlib
-import json
+import platform
 import shutil
 import sys
 import tempfile
@@ -24,9 +25,9 @@ from farm.base.errors import ConfigError, InfraError, MissingToolError, UsageErr
 from farm.base.socs import find_soc
 from farm.builds.runtime import signing
 from farm.builds.runtime.native import TARGETS
-from farm.builds.runtime.parts import HEXAGON, read_elf, read_record, record_path
+from farm.builds.runtime.parts import HEXAGON, SignRecord, read_elf, read_record, record_path
 from farm.builds.runtime.runtime import Runtime, staged_runtime
-from farm.builds.runtime.signing import Signing, find_elfsigner, find_python, plan_signing, sign
+from farm.builds.runtime.signing import Signing, adopt, find_elfsigner, find_python, plan_signing, sign
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -121,11 +122,11 @@ def _only(config: Config) -> Signing:
     return one
 
 
-def _sign(config: Config, hexagon: Path, one: Signing, *, timeout_s: float = 60.0) -> list[str]:
+def _sign(config: Config, hexagon: Path, one: Signing, *, timeout_s: float = 60.0) -> tuple[SignRecord, list[str]]:
     output: list[str] = []
     tool = find_elfsigner(hexagon)
-    sign(config, one, tool=tool, python=Path(sys.executable), show=output.append, timeout_s=timeout_s)
-    return output
+    record = sign(config, one, tool=tool, python=Path(sys.executable), show=output.append, timeout_s=timeout_s)
+    return record, output
 
 
 def _stage(config: Config) -> Runtime:
@@ -149,13 +150,16 @@ def test_it_is_signed_recorded_and_staged(config: Config, hexagon: Path, monkeyp
     assert _only(config).reason == "missing"
     make_hexagon_sdk(hexagon, "asks twice")
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    output = _sign(config, hexagon, one)
+    record, output = _sign(config, hexagon, one)
     assert read_elf(one.signed).signed
     assert read_elf(one.signed).flags == read_elf(one.unsigned).flags
-    record = read_record(one.signed)
-    assert record is not None
+    assert (record.who, record.host, record.how) == (getpass.getuser(), platform.node(), "signed")
     assert before <= datetime.datetime.fromisoformat(record.when) <= datetime.datetime.now(datetime.UTC)
-    assert (record.input_sha256, record.output_sha256) == (_hash(one.unsigned), _hash(one.signed))
+    tool = hexagon / "tools/elfsigner/elfsigner.py"
+    assert (record.tool, record.tool_sha256) == (str(tool), _hash(tool))
+    assert (record.input, record.input_sha256) == (str(one.unsigned), _hash(one.unsigned))
+    assert record.output_sha256 == _hash(one.signed)
+    assert read_record(one.signed) == record
     assert {path.name for path in one.signed.parent.iterdir()} == {one.signed.name, record_path(one.signed).name}
     assert _only(config).reason == ""
     assert _stage(config).files["libQnnLpaiSkel.so"] == one.signed
@@ -176,8 +180,8 @@ def test_it_is_signed_recorded_and_staged(config: Config, hexagon: Path, monkeyp
         ("signs and fails", "ended with exit code 1"),
         ("asks without end", "ended with exit code 1"),
         ("leaves a link", "with exit code 0, and wrote no libQnnLpaiSkel.so"),
-        ("leaves it unsigned", "is not signed"),
-        ("is cut short", "is not signed"),
+        ("leaves it unsigned", "has no segment with a signature"),
+        ("is cut short", "has no segment with a signature"),
         ("signs another", r"has e_flags 0x68, and its original has 0x81"),
         ("hangs", "did not sign libQnnLpaiSkel.so in 2 s and was ended"),
     ],
@@ -186,7 +190,6 @@ def test_a_signing_that_fails_says_why_and_leaves_the_earlier_file(
     config: Config, hexagon: Path, mode: str, says: str
 ) -> None:
     one = _only(config)
-    _sign(config, hexagon, one)
     before = (one.signed.read_bytes(), record_path(one.signed).read_bytes())
     make_hexagon_sdk(hexagon, mode)
     with pytest.raises(InfraError, match=says):
@@ -211,38 +214,70 @@ def test_what_has_changed_since_is_refused_until_it_is_signed_again(config: Conf
     assert _stage(config).files["libQnnLpaiSkel.so"] == one.signed
 
 
-def test_a_file_that_was_signed_elsewhere_is_used_as_it_is(config: Config, hexagon: Path) -> None:
+def test_a_file_that_no_record_vouches_for_is_refused_until_it_is_adopted(config: Config) -> None:
     one = _only(config)
-    assert not record_path(one.signed).exists()
-    assert one.reason == ""
-    _stage(config)
-    _sign(config, hexagon, one)
-    # The record is valid for the file that was signed here alone.
-    one.signed.write_bytes(one.signed.read_bytes() + b"another")
-    one.unsigned.write_bytes(one.unsigned.read_bytes() + b"newer")
-    _stage(config)
-    for content in (b"", b"[]", b'{"when": 1}', b"\xff" * 70_000, b'{"when":"\xff"}', b'{"x":' + b"[" * 60_000):
-        record_path(one.signed).write_bytes(content)
+    record_path(one.signed).unlink()
+    with pytest.raises(
+        ConfigError, match=r"is signed, but not by 'farm setup sign'.*: farm setup sign --lpai v6 --adopt$"
+    ):
         _stage(config)
-    # A record of farm 0.2.0 without the original.
-    record = {"how": "adopted", "when": "", "input_sha256": "", "output_sha256": _hash(one.signed)}
-    record_path(one.signed).write_text(json.dumps(record))
+    assert _only(config).reason == "foreign"
+    record = adopt(one.unsigned, one.signed)
+    assert (record.how, record.tool, record.tool_sha256) == ("adopted", "", "")
     _stage(config)
+    # The record is valid for the adopted file alone.
+    one.signed.write_bytes(one.signed.read_bytes() + b"another")
+    with pytest.raises(ConfigError, match=r"is not the file that was adopted on \d{4}.*its hash is another"):
+        _stage(config)
 
 
-@pytest.mark.parametrize(
-    ("content", "problem", "reason"),
-    [
-        (make_elf(164, 0x81), "is not signed and LPAI loads signed files only", "unsigned"),
-        (make_elf(183, wide=True), "is made for AArch64, expected Hexagon", "wrong CPU"),
-        (make_elf(164, 0x68, segments=SIGNED), "has e_flags 0x68, and its original has 0x81", "wrong arch"),
-    ],
-)
-def test_a_skel_is_signed_and_like_its_original(config: Config, content: bytes, problem: str, reason: str) -> None:
+def test_a_record_that_is_none_vouches_for_nothing(config: Config) -> None:
     one = _only(config)
-    one.signed.write_bytes(content)
-    assert _only(config).reason == reason
-    with pytest.raises(ConfigError, match=f"{problem}.*: farm setup sign --lpai v6$"):
+    for content in (b"", b"[]", b'{"how": "stolen"}', b"\xff" * 70_000, b'{"who":"\xff"}', b'{"x":' + b"[" * 60_000):
+        record_path(one.signed).write_bytes(content)
+        with pytest.raises(ConfigError, match="is signed, but not by 'farm setup sign'"):
+            _stage(config)
+
+
+def test_a_record_for_another_architecture_is_refused(config: Config) -> None:
+    one = _only(config)
+    record = adopt(one.unsigned, one.signed)
+    one.unsigned.write_bytes(make_elf(164, 0x79))
+    forged = msgspec.structs.replace(record, input_sha256=_hash(one.unsigned))
+    record_path(one.signed).write_bytes(msgspec.json.encode(forged))
+    with pytest.raises(ConfigError, match="has e_flags 0x81, and its original has 0x79"):
+        _stage(config)
+
+
+def test_what_is_not_signed_or_made_for_something_else_cannot_be_adopted(config: Config) -> None:
+    one = _only(config)
+    shutil.copy(one.unsigned, one.signed)
+    with pytest.raises(ConfigError, match="has no segment with a signature"):
+        adopt(one.unsigned, one.signed)
+    one.signed.write_bytes(make_elf(183, wide=True))
+    with pytest.raises(ConfigError, match="is made for AArch64, expected Hexagon"):
+        adopt(one.unsigned, one.signed)
+    one.signed.write_bytes(make_elf(164, 0x68, segments=((0, 2 << 24),)))
+    with pytest.raises(ConfigError, match="has e_flags 0x68, and its original has 0x81"):
+        adopt(one.unsigned, one.signed)
+    one.signed.unlink()
+    with pytest.raises(UsageError, match="there is nothing to adopt"):
+        adopt(one.unsigned, one.signed)
+
+
+def test_a_file_that_was_adopted_is_never_told_to_be_signed_over(config: Config) -> None:
+    one = _only(config)
+    original = one.unsigned.read_bytes()
+    one.unsigned.unlink()
+    # Without its original it is not outdated by one.
+    assert adopt(one.unsigned, one.signed).input_sha256 == ""
+    one.unsigned.write_bytes(original)
+    assert _only(config).reason == ""
+    _stage(config)
+    adopt(one.unsigned, one.signed)
+    one.unsigned.write_bytes(original + b"newer")
+    assert (_only(config).reason, _only(config).adopted) == ("outdated", True)
+    with pytest.raises(ConfigError, match=r"was adopted on .* from another .*: have .*--adopt', or .*--force"):
         _stage(config)
 
 
@@ -256,6 +291,7 @@ def test_direct_mode_has_six_files_more(config: Config, hexagon: Path) -> None:
     for one in plan[2:]:
         flags = int.from_bytes(one.unsigned.read_bytes()[36:40], "little")
         one.signed.write_bytes(make_elf(164, flags, segments=SIGNED))
+        adopt(one.unsigned, one.signed)
     assert not any(one.reason for one in plan_signing(config, 6, 81))
     runtime = staged_runtime(config, find_soc("SM8850"), "lpai", TARGETS["android-arm64"], "direct")
     assert (len(runtime.files), runtime.needs_root) == (8, True)

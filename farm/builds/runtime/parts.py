@@ -8,7 +8,7 @@ import re
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -131,7 +131,10 @@ def required_versions(files: Iterable[Path]) -> dict[str, str]:
     return {name: ".".join(map(str, version)) for name, version in sorted(newest.items())}
 
 
-# Record of a signature that farm made, in a small file beside the signed file: whether its original has changed since.
+# Record of a signature, in a small file beside the signed file, and the check that the two still match.
+#
+# A record holds names, times and hashes: no argument, no output and no file of the signing tool, which may contain
+# keys.
 
 
 _SUFFIX = ".farm-sign.json"
@@ -142,12 +145,21 @@ _UNREADABLE = (OSError, msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 class SignRecord(msgspec.Struct, frozen=True):
-    """Time of a signature, and hashes of the unsigned and the signed file."""
+    """User, time and tool of a signature, or the user who adopted a file that was signed elsewhere."""
 
+    how: Literal["signed", "adopted"]
+    who: str
+    host: str
     when: str
     """UTC, ISO 8601."""
+    tool: str
+    """Path of the signing tool; "" for a file that was adopted."""
+    tool_sha256: str
+    input: str
+    """Path of the unsigned file; "" if none was there for comparison."""
     input_sha256: str
     output_sha256: str
+    schema: int = 1
 
 
 def record_path(signed: Path) -> Path:
@@ -173,6 +185,41 @@ def replace_file(path: Path, content: bytes) -> None:
     with replacing(path, durable=True) as file:
         os.fchmod(file.fileno(), 0o644)
         file.write(content)
+
+
+class SigningFault(msgspec.Struct, frozen=True):
+    """Reason not to use a file with a signature."""
+
+    kind: Literal["foreign", "outdated", "wrong arch"]
+    """`foreign`: no record matches the file. `outdated`: the unsigned file has changed since it was signed."""
+    problem: str
+    adopted: bool = False
+    """True for a file that was signed elsewhere and adopted: it is replaced only on request."""
+
+
+def find_signing_fault(signed: Path, unsigned: Path | None) -> SigningFault | None:
+    """Return the reason not to use a file with a signature; None for a usable one.
+
+    A missing `unsigned`, now or at the time of adoption, makes no file outdated. Raises OSError, and ConfigError for a
+    file that is no ELF file.
+    """
+    record = read_record(signed)
+    if record is None:
+        name = record_path(signed).name
+        return SigningFault("foreign", f"is signed, but not by 'farm setup sign': there is no {name} beside it")
+    signed_on = f"{record.how} on {record.when[:10]}"
+    if sha256_of(signed) != record.output_sha256:
+        return SigningFault("foreign", f"is not the file that was {signed_on}: its hash is another")
+    if unsigned is None or not unsigned.is_file():
+        return None
+    adopted = record.how == "adopted"
+    if record.input_sha256 and record.input_sha256 != sha256_of(unsigned):
+        return SigningFault("outdated", f"was {signed_on} from another {unsigned.name} than there is now", adopted)
+    made, source = read_elf(signed), read_elf(unsigned)
+    if (made.machine, made.flags) != (source.machine, source.flags):
+        problem = f"has e_flags {made.flags:#x}, and its original has {source.flags:#x}"
+        return SigningFault("wrong arch", problem, adopted)
+    return None
 
 
 # Files of a runtime, existing or not: their requirements, and the check of a file against them.
@@ -204,8 +251,8 @@ class RuntimePart(msgspec.Struct, frozen=True):
     """True for a file that needs exactly this architecture; False accepts an older one too."""
     soc: str = ""
     """SoC with that architecture."""
-    signed: bool = False
-    """True for a file that must have a signature."""
+    signs: str = ""
+    """Command that signs the file; "" for a file without a signature."""
     unsigned: Path | None = None
     """Unsigned original of a signed file."""
     absent: str = "missing"
@@ -224,7 +271,7 @@ def find_fault(part: RuntimePart) -> FileFault | None:
         return FileFault(f"{part.name} is {part.absent}{looked}", part.get, part.absent)
     try:
         header = read_elf(part.path)
-        return _find_wrong(part, header) or (_find_unsigned(part, part.path, header) if part.signed else None)
+        return _find_wrong(part, header) or (_find_unsigned(part, part.path, header) if part.signs else None)
     except ConfigError as error:
         return FileFault(error.problem, part.get, "damaged")
     except OSError as error:
@@ -254,19 +301,15 @@ def _find_wrong(part: RuntimePart, header: ElfHeader) -> FileFault | None:
 def _find_unsigned(part: RuntimePart, path: Path, header: ElfHeader) -> FileFault | None:
     if not header.signed:
         return FileFault("is not signed and LPAI loads signed files only", part.get, "unsigned")
-    if part.unsigned is None or not part.unsigned.is_file():
+    found = find_signing_fault(path, part.unsigned)
+    if found is None:
         return None
-    record = read_record(path)
-    # A file without a matching record was signed elsewhere; a record of farm 0.2.0 may have no original.
-    known = record.input_sha256 if record is not None and record.output_sha256 == sha256_of(path) else ""
-    if record is not None and known not in ("", sha256_of(part.unsigned)):
-        problem = f"was signed on {record.when[:10]} from another {part.unsigned.name} than there is now"
-        return FileFault(problem, part.get, "outdated")
-    source = read_elf(part.unsigned)
-    if (header.machine, header.flags) != (source.machine, source.flags):
-        problem = f"has e_flags {header.flags:#x}, and its original has {source.flags:#x}"
-        return FileFault(problem, part.get, "wrong arch")
-    return None
+    repair = part.signs
+    if found.kind == "foreign":
+        repair = f"{part.signs} --adopt"
+    elif found.adopted:
+        repair = f"have it signed anew where it came from and run '{part.signs} --adopt', or run '{part.signs} --force'"
+    return FileFault(found.problem, repair, found.kind)
 
 
 def made_for(path: Path) -> str:

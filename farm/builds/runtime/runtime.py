@@ -206,7 +206,7 @@ def soc_name(name: str, soc: Soc) -> str:
 def dsp_file(soc: Soc, backend: Backend, qnn: QnnFiles) -> RuntimePart:
     """Return the skel of a backend, signed if the backend requires it."""
     source = unsigned_skel(soc, backend, qnn)
-    return signed_part(soc, backend, qnn, source) if backend.signed else source
+    return _signed(soc, backend, qnn, source) if backend.signed else source
 
 
 def unsigned_skel(soc: Soc, backend: Backend, qnn: QnnFiles) -> RuntimePart:
@@ -215,6 +215,11 @@ def unsigned_skel(soc: Soc, backend: Backend, qnn: QnnFiles) -> RuntimePart:
     path, get = _shipped(soc, backend, qnn, name)
     part = RuntimePart(name, path, HEXAGON, get)
     return part if backend.signed else msgspec.structs.replace(part, hexagon=soc.htp_arch, soc=soc.name)
+
+
+def signed_path(soc: Soc, backend: Backend, qnn: QnnFiles, name: str) -> Path | None:
+    """Return the place of a backend's signed file; None without an SDK."""
+    return qnn.dsp(soc_name(backend.dsp_folder, soc), name, "signed")
 
 
 def _shipped(soc: Soc, backend: Backend, qnn: QnnFiles, name: str) -> tuple[Path | None, str]:
@@ -257,16 +262,16 @@ def _direct_parts(soc: Soc, backend: Backend, places: Places) -> tuple[RuntimePa
     parts = [library(name, folder / name if folder else None, _GET_BUILD) for name in (_DIRECT_RUNNER, _DIRECT_STUB)]
     sources = direct_sources(soc, backend, places)
     if backend.signed:
-        sources = [signed_part(soc, backend, places.qnn, source, direct=True) for source in sources]
+        sources = [_signed(soc, backend, places.qnn, source, direct=True) for source in sources]
     return (*parts, *sources)
 
 
-def signed_part(soc: Soc, backend: Backend, qnn: QnnFiles, source: RuntimePart, *, direct: bool = False) -> RuntimePart:
+def _signed(soc: Soc, backend: Backend, qnn: QnnFiles, source: RuntimePart, *, direct: bool = False) -> RuntimePart:
     """Return the signed file of `source`; the way to get it is signing, or first the way to get a missing `source`."""
     signs = f"farm setup sign --lpai v{soc.lpai_version}" + (f" --htp v{soc.htp_arch}" if direct else "")
-    path = qnn.dsp(soc_name(backend.dsp_folder, soc), source.name, "signed")
-    get = signs if source.present else source.get
-    return RuntimePart(source.name, path, HEXAGON, get, signed=True, unsigned=source.path)
+    get = signs if source.path is not None and source.path.is_file() else source.get
+    path = signed_path(soc, backend, qnn, source.name)
+    return RuntimePart(source.name, path, HEXAGON, get, signs=signs, unsigned=source.path)
 
 
 def _is_linked_with(runner: Path | None, name: str) -> bool:

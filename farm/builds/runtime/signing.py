@@ -1,37 +1,44 @@
-"""Signing of skels by the elfsigner of a Hexagon SDK."""
+"""Signing of skels by the elfsigner of a Hexagon SDK, and the adoption of signed files."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from farm.base.backends.registry import BACKENDS
 from farm.base.config.settings import Config
-from farm.base.errors import InfraError, MissingToolError, UsageError
+from farm.base.errors import ConfigError, InfraError, MissingToolError, UsageError
 from farm.base.files import own_folder
 from farm.base.hashes import sha256_of
+from farm.base.machine import user_name
 from farm.base.processes import Child, Supervisor
 from farm.base.socs import Soc, load_socs
 from farm.base.text import visible
 from farm.builds.runtime.native import way_to_set
 from farm.builds.runtime.parts import (
     HEXAGON,
+    MACHINES,
+    ElfHeader,
     RuntimePart,
     SignRecord,
     find_fault,
+    find_signing_fault,
+    read_elf,
     replace_file,
     require_sound,
     write_record,
 )
 from farm.builds.runtime.qnn_sdk import GET_SDK
-from farm.builds.runtime.runtime import android_places, direct_sources, signed_part, unsigned_skel
+from farm.builds.runtime.runtime import android_places, direct_sources, signed_path, unsigned_skel
 
 # Use of the Hexagon SDK's elfsigner without a prompt: it signs one file, and only the signed file is kept.
 #
@@ -156,32 +163,62 @@ class Signing(msgspec.Struct, frozen=True):
     unsigned: Path
     signed: Path
     reason: str
-    """Reason for signing: `missing`, `unsigned`, `outdated` ...; "" for a valid signature."""
+    """Reason for signing: `unsigned`, `foreign`, `outdated` ...; "" for a valid signature."""
+    adopted: bool = False
+    """True if the invalid signature came from elsewhere and was adopted."""
 
 
 def plan_signing(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Signing, ...]:
     """Return the files to sign for LPAI version `lpai`; with `direct_arch`, a Hexagon's, for direct mode as well.
 
-    Raises UsageError for versions that no SoC has, MissingToolError without an SDK, or with the names of all missing
-    unsigned files, ConfigError for an unsigned file that is made for another machine.
+    Raises UsageError for versions that no SoC has, MissingToolError with the names of all missing unsigned files,
+    ConfigError for an unsigned file that is made for another machine.
+    """
+    pairs = _pairs(config, lpai, direct_arch, direct=bool(direct_arch))
+    parts = [part for part, _ in pairs]
+    if missing := [fault for part in parts if not part.present and (fault := find_fault(part)) is not None]:
+        names = ", ".join(fault.problem for fault in missing)
+        raise MissingToolError(f"{names}: {'; '.join(dict.fromkeys(fault.repair for fault in missing))}")
+    require_sound(parts)
+    return tuple(_planned(part.path, path) for part, path in pairs if part.path is not None)
+
+
+def adopt_all(config: Config, lpai: int, direct_arch: int = 0) -> tuple[Path, ...]:
+    """Adopt the existing signed files of LPAI version `lpai`, signed anywhere, and return them: the skel and direct
+    mode's files on the DSP. With `direct_arch` all files of direct mode must exist.
+
+    The unsigned originals may be missing. Raises UsageError without a file to adopt, else as `plan_signing`.
+    """
+    signed = _pairs(config, lpai, direct_arch, direct=True)
+    there = [(part, path) for part, path in signed if path.is_file()]
+    lacking = [path for _, path in (signed[1:] if direct_arch else ()) if not path.is_file()]
+    if lacking:
+        names = ", ".join(path.name for path in lacking)
+        raise UsageError(
+            f"{lacking[0].parent} lacks {names}: put it there, or let farm setup sign make it without --adopt"
+        )
+    if not there:
+        skel = signed[0][1]
+        problem = f"there is nothing to adopt in {skel.parent}: put signed files there, as {skel.name}"
+        raise UsageError(f"{problem}; without --adopt, farm setup sign makes them")
+    require_sound(part for part, _ in there if part.present)
+    for part, path in there:
+        adopt(part.path, path)
+    return tuple(path for _, path in there)
+
+
+def _pairs(config: Config, lpai: int, direct_arch: int, *, direct: bool) -> list[tuple[RuntimePart, Path]]:
+    """Return the unsigned skel and, with `direct`, direct mode's files, each with the place of its signed file.
+
+    Raises UsageError, MissingToolError without an SDK.
     """
     soc, root = _soc_of(lpai, direct_arch), config.sdk_root
     if root is None or not root.is_dir():
         problem = "QNN_SDK_ROOT is not set" if root is None else f"the QNN SDK folder {root} does not exist"
         raise MissingToolError(f"signing needs the files of a QNN SDK and {problem}: {GET_SDK}")
     places = android_places(config)
-    parts = [unsigned_skel(soc, _SIGNED, places.qnn), *(direct_sources(soc, _SIGNED, places) if direct_arch else ())]
-    if missing := [fault for part in parts if not part.present and (fault := find_fault(part)) is not None]:
-        names = ", ".join(fault.problem for fault in missing)
-        raise MissingToolError(f"{names}: {'; '.join(dict.fromkeys(fault.repair for fault in missing))}")
-    require_sound(parts)
-    plan = []
-    for part in parts:
-        signed = signed_part(soc, _SIGNED, places.qnn, part)
-        fault = find_fault(signed)
-        if part.path is not None and signed.path is not None:
-            plan.append(Signing(part.path, signed.path, fault.brief if fault is not None else ""))
-    return tuple(plan)
+    parts = [unsigned_skel(soc, _SIGNED, places.qnn), *(direct_sources(soc, _SIGNED, places) if direct else ())]
+    return [(part, path) for part in parts if (path := signed_path(soc, _SIGNED, places.qnn, part.name)) is not None]
 
 
 def sign(
@@ -192,7 +229,7 @@ def sign(
     python: Path,
     show: Callable[[str], None],
     timeout_s: float = SIGNING_SECONDS,
-) -> None:
+) -> SignRecord:
     """Sign one file and record it; the earlier signed file stays until the new one is known to be good.
 
     Raises InfraError with the step that failed. All other files of the tool are removed.
@@ -205,17 +242,34 @@ def sign(
         # A copy is signed, so that the recorded hash is right even if the original changes meanwhile.
         shutil.copyfile(one.unsigned, source)
         made = run_elfsigner(tool, source, folder, python=python, show=show, timeout_s=timeout_s)
-        fault = find_fault(RuntimePart(made.name, made, HEXAGON, "", signed=True, unsigned=source))
-        if fault is not None:
-            raise InfraError(f"elfsigner ended with exit code 0, but {made.name} {fault.problem}")
-        when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        record = SignRecord(when, input_sha256=sha256_of(source), output_sha256=sha256_of(made))
+        try:
+            _check_signed(made, read_elf(source))
+        except ConfigError as error:
+            raise InfraError(f"elfsigner ended with exit code 0, but {made.name} {error.problem}") from None
+        record = _record("signed", one.unsigned, source, made, tool)
         try:
             one.signed.parent.mkdir(parents=True, exist_ok=True)
+            # A process that is killed between the two lines leaves a file without a record, which is refused; the same
+            # command signs it again.
             replace_file(one.signed, made.read_bytes())
             write_record(one.signed, record)
         except OSError as error:
             raise InfraError(f"cannot write {one.signed}: {error.strerror or error}") from None
+        return record
+
+
+def adopt(unsigned: Path | None, signed: Path) -> SignRecord:
+    """Adopt a file that was signed elsewhere, after the checks of `sign`, and record it; its original may be missing.
+
+    Raises UsageError if `signed` is missing, ConfigError if it is not signed or is made for another machine.
+    """
+    if not signed.is_file():
+        raise UsageError(f"{signed} is not there: there is nothing to adopt; without --adopt, farm setup sign makes it")
+    original = unsigned if unsigned is not None and unsigned.is_file() else None
+    _check_signed(signed, read_elf(original) if original else None)
+    record = _record("adopted", original, original, signed, None)
+    write_record(signed, record)
+    return record
 
 
 def lpai_versions() -> tuple[str, ...]:
@@ -233,3 +287,42 @@ def _soc_of(lpai: int, direct_arch: int) -> Soc:
         legal = ", ".join(f"v{arch}" for arch in archs)
         raise UsageError(f"no SoC with LPAI v{lpai} has a Hexagon V{direct_arch}: legal are --htp {legal}")
     return next(soc for soc in able if direct_arch in (0, soc.htp_arch))
+
+
+def _planned(unsigned: Path, signed: Path) -> Signing:
+    if not signed.is_file():
+        return Signing(unsigned, signed, "missing")
+    try:
+        if not read_elf(signed).signed:
+            return Signing(unsigned, signed, "unsigned")
+    except ConfigError:
+        return Signing(unsigned, signed, "damaged")
+    fault = find_signing_fault(signed, unsigned)
+    return Signing(unsigned, signed, fault.kind, fault.adopted) if fault else Signing(unsigned, signed, "")
+
+
+def _check_signed(made: Path, source: ElfHeader | None) -> None:
+    header = read_elf(made)
+    if header.machine != HEXAGON:
+        raise ConfigError(made, "", f"is made for {header.machine_name}, expected {MACHINES[HEXAGON]}")
+    if not header.signed:
+        raise ConfigError(made, "", "has no segment with a signature: it is not signed")
+    if source is not None and (header.machine, header.flags) != (source.machine, source.flags):
+        problem = f"has e_flags {header.flags:#x}, and its original has {source.flags:#x}"
+        raise ConfigError(made, "", f"{problem}: it is another file")
+
+
+def _record(
+    how: Literal["signed", "adopted"], unsigned: Path | None, source: Path | None, made: Path, tool: Path | None
+) -> SignRecord:
+    return SignRecord(
+        how=how,
+        who=user_name(),
+        host=platform.node(),
+        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        tool=str(tool) if tool else "",
+        tool_sha256=sha256_of(tool) if tool else "",
+        input=str(unsigned) if unsigned else "",
+        input_sha256=sha256_of(source) if source else "",
+        output_sha256=sha256_of(made),
+    )

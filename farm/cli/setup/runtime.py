@@ -226,29 +226,38 @@ def _version(_context: click.Context, parameter: click.Parameter, value: str | N
 @click.option("--htp", metavar="VERSION", callback=_version,
               help="Sign the files of direct mode too, of this Hexagon architecture: v81.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Sign files again that are signed already, by any user.")
+@click.option("--adopt", is_flag=True, help="Sign nothing: vouch for the present signed files.")
 @click.option("--python", type=FILE, help="Interpreter for elfsigner (< 3.12).")
 @timeout_option("Time limit of one file.")
 @json_option()
-def sign_command(lpai: int, htp: int, python: Path | None, timeout_s: float, *, force: bool) -> None:
+def sign_command(lpai: int, htp: int, python: Path | None, timeout_s: float, *, force: bool, adopt: bool) -> None:
     """Sign the skel that an LPAI loads, with the Hexagon SDK's elfsigner.
 
     \b
     farm setup sign --lpai v6             the skel
     farm setup sign --lpai v6 --htp v81   also the files of direct mode
+    farm setup sign --lpai v6 --adopt     vouch for signed files
 
     elfsigner asks whether you agree to its license terms; this command agrees
-    in your name. Its output is shown and not kept. Files that were signed
-    elsewhere are used as they are; a file whose original has changed since it
-    was signed here is not put on a device.
+    in your name. Its output is shown and not kept. User and time of a signature
+    are recorded beside the signed file; a skel without such a record, or with
+    an unsigned original that has changed since, is not put on a device.
     """
     if not lpai:
         from farm.builds.runtime.signing import lpai_versions
 
         raise UsageError(f"name the version of the LPAI: {' or '.join(f'--lpai {one}' for one in lpai_versions())}")
-    from farm.builds.runtime.signing import plan_signing
+    for name, given in (("--force", force), ("--python", python is not None)):
+        if adopt and given:
+            raise UsageError(f"--adopt signs nothing: leave {name} out")
+    from farm.builds.runtime.signing import adopt_all, plan_signing
 
     config = configured()
-    done = _sign(config, plan_signing(config, lpai, htp), python, timeout_s, force=force)
+
+    if adopt:
+        done = [(path, "adopted") for path in adopt_all(config, lpai, htp)]
+    else:
+        done = _sign(config, plan_signing(config, lpai, htp), python, timeout_s, force=force)
     lines: list[str] = []
     for folder, files in itertools.groupby(done, lambda one: one[0].parent):
         lines += [str(folder), *(f"  {path.name:<36}{state}" for path, state in files)]
@@ -260,6 +269,12 @@ def _sign(
 ) -> list[tuple[Path, str]]:
     from farm.builds.runtime.signing import find_elfsigner, find_python, sign
 
+    foreign = [one.signed for one in plan if one.reason == "foreign" or one.adopted]
+    if foreign and not force:
+        raise UsageError(
+            f"{', '.join(map(str, foreign))}: signed, but not by this command: --adopt vouches for it as it is, "
+            "--force signs anew and replaces it"
+        )
     todo = [one for one in plan if one.reason or force]
     if todo:
         tool, interpreter = find_elfsigner(config.hexagon_sdk_root), find_python(python)
