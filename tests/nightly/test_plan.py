@@ -100,7 +100,7 @@ def test_toolchains_are_an_axis(tmp_path: Path, plan_of: Callable[[str], Plan], 
         ),
         (
             HEAD + RUN + 'name = "b"\nkeyword = "add and ("\n',
-            "run[0] (b): htp: -k add and (: expected parts of ids",
+            "run[0] (b): htp: pytest does not understand -k add and (",
         ),
         (HEAD + RUN + '[export]\nfolder = "x"\nformats = ["xml"]\n', "export.formats: unknown format 'xml'"),
         (HEAD + RUN + "[notify.post]\n", "notify: unknown key 'post'"),
