@@ -23,6 +23,7 @@ SECRETS = frozenset(
     {
         "FARM_STORE", "PGPASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
         "FARM_TOKEN", "GITHUB_TOKEN", "GITLAB_TOKEN",
+        "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
     }
 )  # fmt: skip
 """Environment variables that open the store, its files or a server: code of developers gets none of them."""

@@ -197,10 +197,10 @@ def test_jobs_end_one_after_the_other_and_a_broken_run_leaves_the_device(tmp_pat
 # Device processes as forks of one server: their environment, descriptors, exit codes and ends.
 
 
-# Variables of the documentation that open a store, its files, a server or a forge.
+# Variables of the documentation that open a store, its files, a server, a forge or a collector of spans.
 ACCESS = (
     "FARM_STORE", "FARM_TOKEN", "PGPASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
-    "GITHUB_TOKEN", "GITLAB_TOKEN",
+    "GITHUB_TOKEN", "GITLAB_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
 )  # fmt: skip
 
 # A dispatcher in a process of its own, which prints the ids of its server and of a device process.

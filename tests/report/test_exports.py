@@ -13,11 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 from export_schemas import HUD, JUNIT, TRACE
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from receivers import web_server
 from recipe import FarmCopy, recipe_code
 
 from farm.report.formats import export_formats
 from farm.report.formats.hud import render_hud
 from farm.report.formats.junit import render_junit
+from farm.report.formats.spans import send_spans
 from farm.report.formats.trace import run_trace
 from farm.results.attempt import Attempt, Cause, Direction, Measurement, Stage, Verdict
 from farm.store.records import DeviceView, RunRecord, RunView, SkipReason
@@ -152,6 +155,32 @@ def test_a_virtual_device_does_not_pass_for_a_phone() -> None:
     assert (phone["name"], phone["type"], phone["cpu_info"]) == ("R5CX", "hardware SM8650", "SM8650")
     assert phone["extra_info"]["device_kind"] == "hardware"
     assert (none["name"], none["type"]) == ("", "no device")
+
+
+def test_a_run_is_a_span_with_one_per_attempt(example_run: RunView, monkeypatch: pytest.MonkeyPatch) -> None:
+    with web_server() as endpoint:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.url(""))
+        assert send_spans(example_run) == ""
+    request = ExportTraceServiceRequest.FromString(endpoint.bodies[0])
+    spans = [span for one in request.resource_spans for scope in one.scope_spans for span in scope.spans]
+    [root] = [span for span in spans if not span.parent_span_id]
+    attempts = [one for job in example_run.jobs for one in job.attempts]
+    assert root.name == f"farm run {example_run.id}"
+    assert root.start_time_unix_nano == example_run.started_ms * 10**6
+    assert len(spans) == 1 + len(attempts)
+    assert {span.parent_span_id for span in spans if span is not root} == {root.span_id}
+    verdicts = [item.value.string_value for span in spans for item in span.attributes if item.key == "farm.verdict"]
+    assert sorted(verdicts) == sorted(str(one.verdict) for one in attempts)
+
+
+def test_without_an_endpoint_nothing_is_sent_and_a_refusal_is_told(
+    example_run: RunView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert send_spans(example_run) == ""
+    with web_server([400]) as endpoint:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.url(""))
+        assert "no spans were sent" in send_spans(example_run)
 
 
 ROOT = Path(__file__).parents[2]

@@ -377,6 +377,7 @@ def _resumed(asked: SimpleNamespace) -> RunOutcome:
 
 def _deliver(outcome: RunOutcome, pull: PullRequest | None, config: Config, asked: SimpleNamespace) -> int:
     from farm.report.formats.github import add_summary, run_markdown
+    from farm.report.formats.spans import send_spans
 
     if outcome.left:
         from farm.cli.looking.runs import show_left
@@ -385,6 +386,8 @@ def _deliver(outcome: RunOutcome, pull: PullRequest | None, config: Config, aske
     add_summary(lambda: run_markdown(outcome.view))
     deliver(outcome.view, report=outcome.report, html=asked.html, junitxml=asked.junitxml)
     post_review(pull, lambda: review_of_run(config, outcome.view))
+    if problem := send_spans(outcome.view):
+        notice(problem)
     if outcome.exit_code == INTERRUPTED:
         notice(f"interrupted: 'farm run --resume {outcome.view.id}' executes the missing jobs")
     return outcome.exit_code

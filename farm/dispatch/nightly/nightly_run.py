@@ -44,6 +44,7 @@ from farm.dispatch.notify.delivery import GRACE_S, Delivery, Notice, find_receiv
 from farm.dispatch.request.records import report_context
 from farm.dispatch.request.request import RunOutcome, RunRequest
 from farm.report.formats import export_formats
+from farm.report.formats.spans import send_spans
 from farm.report.html.page_of_run import artifact_links, render_html
 from farm.report.model.format import duration, plural
 from farm.report.model.status import Standing, standing
@@ -74,6 +75,8 @@ def collect_results(config: Config, plan: Plan, folder: Path, cell: CellResult) 
         for name, path in exports.items():
             write_whole(path, b"".join(export_formats()[name].write(store, [view.id], view)))
     write_page(config, cell.run_id, page)
+    if problem := send_spans(view):
+        logger.warning(problem)
     summary = summarize(view)
     by_kind: dict[Standing, list[JobStatus]] = {kind: [] for kind in Standing}
     for job in jobs:
