@@ -344,6 +344,11 @@ def test_layers_of_a_failure_are_looked_for_where_the_run_had_its_devices(comman
     assert shlex.split(ways["Layer by layer"]) == ["farm", "debug", JOB, *expected]
 
 
+def test_a_debug_session_names_no_command_for_its_program_which_is_not_kept() -> None:
+    again = rerun_command(wrong(), virtual=True, run_command=f"farm debug {JOB}")
+    assert dict(ways_again(wrong(), again, "run-1")).keys() == {"Run it again", "Layer by layer", "Run by run"}
+
+
 def test_a_virtual_device_of_a_run_is_known_to_be_gone(tmp_path: Path) -> None:
     with (
         open_store(f"sqlite:///{tmp_path / 'farm.db'}") as store,

@@ -37,7 +37,8 @@ def ways_again(job: JobView, rerun: str, run_id: str) -> list[tuple[str, str]]:
     attempt, backend = job.decisive, BACKENDS.get(job.backend)
     if attempt is None or not attempt.device:
         return ways
-    if attempt.bundle_key:
+    # The program of a debug session is not kept.
+    if attempt.bundle_key and _words(rerun)[1:2] != ["debug"]:
         of_run = [job.id, "--run", run_id]
         ways.append(("Its exact bundle", shlex.join(["farm", "jobs", "rerun", *of_run])))
         ways.append(("Without farm", shlex.join(["farm", "jobs", "bundle", *of_run, "--to", "bundle"])))
