@@ -56,6 +56,13 @@ def test_every_page_is_whole_without_markup_of_a_device_and_the_api_has_its_fact
     assert html.unescape(title) == f"{facts['title']} · farm"
 
 
+def test_every_link_of_a_page_leads_to_a_page(server_of_unchanged: Server) -> None:
+    pages = [server_of_unchanged.get(path).text for path in PAGES]
+    links = {html.unescape(one) for page in pages for one in re.findall(r'href="(/[^"#]*)', page)}
+    assert len(links) > len(PAGES)
+    assert {link: answer.status for link in links if (answer := server_of_unchanged.get(link)).status != 200} == {}
+
+
 def test_the_status_tells_what_farm_status_tells(server_of_unchanged: Server, unchanged: Filled) -> None:
     page = server_of_unchanged.get("/").text
     for text in (
