@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -260,33 +260,14 @@ class AndroidKit:
     """The `executorch` package of the toolchain, for headers that the prefix lacks; None for farm's own."""
 
 
-@dataclass(frozen=True)
-class CMakeToolchain:
-    """Settings of CMake for a build of `sources` (native_runner/) for a target."""
+class _Settings(NamedTuple):
+    """Settings of CMake for a target."""
 
-    sources: Path
-    target: BuildTarget
     arguments: tuple[str, ...]
     identity: tuple[str, ...]
     """Ingredients of the binaries besides the sources."""
     package: Path | None = None
     """Folder of ExecuTorch's CMake package; None if it is in a wheel that is fetched first."""
-
-    @property
-    def products(self) -> tuple[str, ...]:
-        """Files of the build; there is no bridge for devices, which get the libraries of one SDK."""
-        return (RUNNER, BRIDGE) if self.target.name == HOST else (RUNNER,)
-
-    def executorch(self, cache_dir: Path) -> Path:
-        """Return the folder of ExecuTorch's CMake package, and fetch its wheel if needed."""
-        if self.package is not None:
-            return self.package
-        return aarch64_executorch(cache_dir) / "share" / "cmake"
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment that cmake and ninja start with."""
-        foreign = () if self.target.name == HOST else _ENVIRONMENT
-        return {name: value for name, value in os.environ.items() if name not in foreign}
 
 
 def require_build_machine(what: str) -> None:
@@ -308,8 +289,8 @@ def planned_aarch64_executorch(cache_dir: Path) -> Path:
     return wheel_folder(cache_dir, "executorch") / "executorch"
 
 
-def _host(sources: Path, target: BuildTarget, cache_dir: Path, executorch: NativeExecutorch | None) -> CMakeToolchain:
-    require_build_machine(f"{target.name} is built")
+def _host(cache_dir: Path, executorch: NativeExecutorch | None) -> _Settings:
+    require_build_machine(f"{HOST} is built")
     wanted = os.environ.get("CXX", "")
     names = shlex.split(wanted)[:1] or _COMPILERS
     compiler = next((Path(found) for name in names if (found := shutil.which(name))), None)
@@ -320,84 +301,57 @@ def _host(sources: Path, target: BuildTarget, cache_dir: Path, executorch: Nativ
     executorch = executorch or default_executorch()
     arguments = [] if wanted else [f"-DCMAKE_CXX_COMPILER={compiler}"]
     arguments += [f"-DFARM_EXECUTORCH_HEADERS={executorch.headers}"] if executorch.headers else []
-    return CMakeToolchain(
-        sources,
-        target,
-        arguments=tuple(arguments),
-        identity=(
-            *_file_identity(compiler),
-            executorch.identity(cache_dir),
-            *(os.environ.get(name, "") for name in _ENVIRONMENT),
-        ),
-        package=executorch.package,
-    )
+    flags = (os.environ.get(name, "") for name in _ENVIRONMENT)
+    identity = (*_file_identity(compiler), executorch.identity(cache_dir), *flags)
+    return _Settings(tuple(arguments), identity, executorch.package)
 
 
-def _aarch64(sources: Path, target: BuildTarget) -> CMakeToolchain:
+def _aarch64(sources: Path) -> _Settings:
     compiler = shutil.which(_AARCH64_COMPILER)
     if compiler is None:
         raise MissingToolError(
-            f"{_AARCH64_COMPILER} is needed to build the runner for {target.name} and is not in PATH: "
+            f"{_AARCH64_COMPILER} is needed to build the runner for {LINUX_AARCH64} and is not in PATH: "
             "apt-get install g++-aarch64-linux-gnu"
         )
-    return CMakeToolchain(
-        sources,
-        target,
-        arguments=(f"-DCMAKE_TOOLCHAIN_FILE={sources / 'cmake' / 'linux-aarch64.cmake'}",),
-        identity=(target.name, *_file_identity(Path(compiler)), package_version("executorch")),
-    )
+    identity = (LINUX_AARCH64, *_file_identity(Path(compiler)), package_version("executorch"))
+    return _Settings((f"-DCMAKE_TOOLCHAIN_FILE={sources / 'cmake' / 'linux-aarch64.cmake'}",), identity)
 
 
-def _android(sources: Path, target: BuildTarget, cache_dir: Path, kit: AndroidKit) -> CMakeToolchain:
-    ndk = _ndk_root(target, kit.ndk_root)
-    package = _prefix_package(target, kit.executorch)
+def _android(cache_dir: Path, kit: AndroidKit) -> _Settings:
+    ndk, prefix = kit.ndk_root, kit.executorch
+    if ndk is None or not (ndk / _NDK_TOOLCHAIN).is_file():
+        problem = f"{ndk / _NDK_TOOLCHAIN} is not there" if ndk is not None else "ANDROID_NDK_ROOT is not set"
+        raise MissingToolError(
+            f"{ANDROID} needs an Android NDK and {problem}: "
+            + way_to_set("ANDROID_NDK_ROOT", f"the folder of an Android NDK (one with {_NDK_TOOLCHAIN})")
+        )
+    package = prefix_package(prefix) if prefix is not None else None
+    if prefix is None or package is None:
+        problem = "FARM_ANDROID_EXECUTORCH is not set"
+        if prefix is not None:
+            problem = f"there is no {_CONFIG} in {' and '.join(str(prefix / place) for place in IN_PREFIX)}"
+        raise MissingToolError(
+            f"{ANDROID} needs ExecuTorch for Android and {problem}: build ExecuTorch for Android and install it "
+            f"(docs/guides/runtime.md has the commands), then {way_to_set('FARM_ANDROID_EXECUTORCH', 'its prefix')}"
+        )
     # The prefix lacks headers of the profiler, which the wheel of the same version has.
     headers = wheel_headers(kit.package)
-    return CMakeToolchain(
-        sources,
-        target,
-        arguments=(
+    return _Settings(
+        (
             f"-DCMAKE_TOOLCHAIN_FILE={ndk / _NDK_TOOLCHAIN}",
             f"-DANDROID_ABI={_ANDROID_ABI}",
             f"-DANDROID_PLATFORM={_ANDROID_PLATFORM}",
             f"-DFARM_EXECUTORCH_HEADERS={headers}",
         ),
-        identity=(
-            target.name,
+        (
+            ANDROID,
             *_file_identity(ndk / "source.properties"),
             *_file_identity(ndk / _NDK_TOOLCHAIN),
-            content_of(cache_dir, _prefix_root(package)),
+            content_of(cache_dir, prefix),
             content_of(cache_dir, headers.parent),
         ),
-        package=package,
+        package,
     )
-
-
-def _ndk_root(target: BuildTarget, root: Path | None) -> Path:
-    if root is not None and (root / _NDK_TOOLCHAIN).is_file():
-        return root
-    problem = f"{root / _NDK_TOOLCHAIN} is not there" if root is not None else "ANDROID_NDK_ROOT is not set"
-    raise MissingToolError(
-        f"{target.name} needs an Android NDK and {problem}: "
-        + way_to_set("ANDROID_NDK_ROOT", f"the folder of an Android NDK (one with {_NDK_TOOLCHAIN})")
-    )
-
-
-def _prefix_package(target: BuildTarget, prefix: Path | None) -> Path:
-    if prefix is not None and (package := prefix_package(prefix)) is not None:
-        return package
-    problem = "FARM_ANDROID_EXECUTORCH is not set"
-    if prefix is not None:
-        problem = f"there is no executorch-config.cmake in {' and '.join(str(prefix / place) for place in IN_PREFIX)}"
-    raise MissingToolError(
-        f"{target.name} needs ExecuTorch for Android and {problem}: build ExecuTorch for Android and install it "
-        f"(docs/guides/runtime.md has the commands), then {way_to_set('FARM_ANDROID_EXECUTORCH', 'its prefix')}"
-    )
-
-
-def _prefix_root(package: Path) -> Path:
-    # share/cmake or lib/cmake/ExecuTorch -> the prefix
-    return package.parents[1] if package.name == "cmake" else package.parents[2]
 
 
 def _file_identity(path: Path) -> tuple[str, ...]:
@@ -460,8 +414,8 @@ def build_native(
     UnknownNameError, MissingToolError with the missing part (compiler, cmake, ninja, executorch or NDK) and the way to
     get it, and InfraError for sources that do not build, with the last lines of the log.
     """
-    toolchain, build = _plan(cache_dir, target, android, executorch)
-    published(build.folder, lambda partial: _build(toolchain, cache_dir, partial))
+    settings, build = _plan(cache_dir, target, android, executorch)
+    published(build.folder, lambda partial: _build(target, settings, cache_dir, partial))
     return build
 
 
@@ -488,7 +442,7 @@ def planned_native(
 
 def _plan(
     cache_dir: Path, name: str, android: AndroidKit | None, executorch: NativeExecutorch | None
-) -> tuple[CMakeToolchain, NativeBuild]:
+) -> tuple[_Settings, NativeBuild]:
     """Return the settings for the target called `name`, and its build, there or not. Starts and fetches nothing."""
     sources, target = data_folder("native_runner"), find_target(name)
     if target.kind == "oe-linux":
@@ -497,47 +451,48 @@ def _plan(
             f"{GET_LINUX_BUILD}"
         )
     if target.kind == "android":
-        toolchain = _android(sources, target, cache_dir, android or AndroidKit())
+        settings = _android(cache_dir, android or AndroidKit())
     elif target.kind == "linux":
-        toolchain = _aarch64(sources, target)
+        settings = _aarch64(sources)
     else:
-        toolchain = _host(sources, target, cache_dir, executorch)
-    return toolchain, native_of(cache_dir, _key(toolchain))
+        settings = _host(cache_dir, executorch)
+    return settings, native_of(cache_dir, _key(sources, settings.identity))
 
 
-def _key(toolchain: CMakeToolchain) -> str:
-    sources, digest = toolchain.sources, hashlib.sha256()
+def _key(sources: Path, identity: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
     paths = sorted(path for path in sources.rglob("*") if path.suffix in _SOURCES and path.is_file())
     if not paths:
         raise InfraError(f"{sources}: has no sources of the native runner: this installation of farm is damaged")
     for path in paths:
         content = path.read_bytes()
         digest.update(f"{path.relative_to(sources).as_posix()}\0{len(content)}\0".encode() + content)
-    for part in (*toolchain.identity, *_FLAGS):
+    for part in (*identity, *_FLAGS):
         digest.update(f"{part}\0".encode())
     return digest.hexdigest()[:32]
 
 
-def _build(toolchain: CMakeToolchain, cache_dir: Path, folder: Path) -> None:
-    name = toolchain.target.name
-    logger.info("building the native runner for %s, once for this compiler and ExecuTorch (half a minute)", name)
-    executorch = toolchain.executorch(cache_dir)
+def _build(target: str, settings: _Settings, cache_dir: Path, folder: Path) -> None:
+    logger.info("building the native runner for %s, once for this compiler and ExecuTorch (half a minute)", target)
+    package = settings.package or aarch64_executorch(cache_dir) / "share" / "cmake"
     cmake, ninja = packaged_tool("cmake", "simulator"), packaged_tool("ninja", "simulator")
+    env = {name: value for name, value in os.environ.items() if target == HOST or name not in _ENVIRONMENT}
     # The build tree is temporary: the published folder keeps only the binaries and the log.
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
         tree = Path(scratch) / "tree"
-        run = functools.partial(_run, record=folder / "build.log", scratch=Path(scratch), env=toolchain.environment())
+        run = functools.partial(_run, record=folder / "build.log", scratch=Path(scratch), env=env)
         run(
             [
                 cmake,
-                *("-G", "Ninja", "-S", toolchain.sources, "-B", tree, *_FLAGS),
+                *("-G", "Ninja", "-S", data_folder("native_runner"), "-B", tree, *_FLAGS),
                 f"-DCMAKE_MAKE_PROGRAM={ninja}",
-                f"-Dexecutorch_DIR={executorch}",
-                *toolchain.arguments,
+                f"-Dexecutorch_DIR={package}",
+                *settings.arguments,
             ]
         )
         run([ninja, "-C", tree])
-        for product in toolchain.products:
+        # There is no bridge for devices, which get the libraries of one SDK.
+        for product in (RUNNER, BRIDGE) if target == HOST else (RUNNER,):
             shutil.copy2(tree / product, folder / product)
 
 
