@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from farm.base.backends.registry import DEFAULT_BACKEND, find_backend, runs_on_cpu
 from farm.base.config.settings import Config
@@ -28,7 +27,6 @@ from farm.base.text import one_line
 from farm.builds.bundles.bundle import Bundle, Generation, load_bundle
 from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.generation import generation_of, padded, write_tokens
-from farm.builds.bundles.ready import read_ready
 from farm.builds.bundles.reuse import find_bundle_for
 from farm.builds.program.pte import Method, Value, qnn_payloads, read_pte
 from farm.builds.runtime.parts import FileFault, RuntimePart, find_fault
@@ -38,19 +36,10 @@ from farm.builds.toolchains.interpreters import process_environment
 from farm.builds.toolchains.selection import prepare
 from farm.builds.toolchains.toolchain import Toolchain
 from farm.devices.execution.raw import RESULT_FILE, TOKENS_FILE, RawResult
-from farm.dispatch.request.profiling import require_profilable
 from farm.replay.bundle_folder import require_new
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
 from farm.replay.properties import CheckLine, Level
-from farm.replay.ready_program import (
-    ReadyProgram,
-    ReadyRequest,
-    check_runnable,
-    made,
-    plan_ready,
-    ready_case,
-    ready_target,
-)
+from farm.replay.ready_program import ReadyProgram, ReadyRequest, made, plan_ready, read_program, ready_case
 from farm.replay.stored_result import try_build
 from farm.report.model import format as fmt
 from farm.results.attempt import Attempt, Cause, Stage
@@ -101,18 +90,14 @@ def plan_generation(asked: ReadyRequest, file: Path, new: int, stop: tuple[int, 
     prompts = _prompts(file)
     program = read_pte(asked.model)
     generation = generation_of(program, prompts=prompts, new=new, stop=stop)
-    method = program.method(DECODE, _WHERE)
-    target = ready_target(asked, program)
-    require_profilable(asked.profile, direct=target.direct)
+    asked = msgspec.structs.replace(asked, method=DECODE)
+    method, target = read_program(asked, program, _WHERE)
     if not runs_on_cpu(target.backend):
         require_for_text(asked.model.name, target.backend, direct=target.direct)
-    check_runnable(asked, method, target)
-    case = msgspec.structs.replace(ready_case(asked), method=DECODE)
-    read_ready(Job(msgspec.structs.replace(case, pte=str(asked.model.absolute())), target), _WHERE)
     # The hashes replace a module: the measurement belongs to this program with these prompts.
     content = {"model": sha256_of(asked.model), "inputs": hashlib.sha256(padded(prompts).tobytes()).hexdigest()}
     generate = Generate(new=new, stop=stop, context=generation.context)
-    case = msgspec.structs.replace(case, kwargs=content, samples=len(prompts), generate=generate)
+    case = msgspec.structs.replace(ready_case(asked), kwargs=content, samples=len(prompts), generate=generate)
     return GeneratingProgram(asked.model, method, generation, prompts, Job(case, target))
 
 
@@ -128,20 +113,12 @@ def _prompts(path: Path) -> Tokens:
     return prompts
 
 
-class GenerationOutcome(msgspec.Struct, frozen=True):
-    """How it ended."""
-
-    one: OneOffOutcome
-    generated: tuple[Generated, ...]
-    """Entries by prompt and round; as far as it came, for a run that did not finish."""
-
-
 def run_generation(
     config: Config, store: Store, program: GeneratingProgram, request: OneOffRequest, folder: Path | None
-) -> GenerationOutcome:
-    """Run a program that generates, record it, leave its tokens in `folder`, and return how it ended.
+) -> tuple[OneOffOutcome, list[Generated]]:
+    """Run a program that generates, record it, leave its tokens in `folder`, and return how it ended, with them.
 
-    Raises as `run_one`.
+    The tokens are by prompt and round; as far as it came, for a run that did not finish. Raises as `run_one`.
     """
     found: list[Generated] = []
     if folder is not None:
@@ -154,7 +131,7 @@ def run_generation(
         return attempt
 
     one = run_one(config, store, request, lambda _tools, _supervisor: program.bundle(config), look)
-    return GenerationOutcome(one, tuple(found))
+    return one, found
 
 
 def _generated(raw: RawResult, generation: Generation) -> tuple[Generated, ...]:
@@ -352,11 +329,8 @@ def vtcm_line(soc: Soc, values: Sequence[Value]) -> FitLine:
     return FitLine(FitOf.VTCM, Level.OK, f"{text}, more than each input and output")
 
 
-class PlannedProgram(msgspec.Struct, frozen=True):
-    """Program for one SoC."""
-
-    ready: ReadyProgram
-    fit: tuple[FitLine, ...]
+PlannedProgram = tuple[ReadyProgram, tuple[FitLine, ...]]
+"""Program for one SoC, with its fit."""
 
 
 def plan_programs(
@@ -396,7 +370,7 @@ def _planned(config: Config, tools: Toolchain, ready: ReadyProgram, error: list[
     lines += [size_line(ready.path.stat().st_size, contexts)]
     if target.backend == "htp":
         lines.append(vtcm_line(soc, (*method.inputs, *method.outputs)))
-    return PlannedProgram(ready, tuple(lines))
+    return ready, tuple(lines)
 
 
 def _compiled(
@@ -409,29 +383,20 @@ def _compiled(
     with Supervisor() as supervisor:
         for job in jobs:
             bundle = compile_module(config, tools, supervisor, job)
-            with tempfile.TemporaryDirectory(prefix="farm-expected-") as folder:
-                named = msgspec.structs.replace(
-                    request,
-                    model=bundle.model,
-                    name=f"{module.label}_{job.target.precision}",
-                    soc=job.target.soc,
-                    backend=backend,
-                    inputs=tuple(inputs),
-                    expect=request.expect or _expected(bundle, Path(folder)),
-                )
-                ready = plan_ready(named)
+            named = msgspec.structs.replace(
+                request,
+                model=bundle.model,
+                name=f"{module.label}_{job.target.precision}",
+                soc=job.target.soc,
+                backend=backend,
+                inputs=tuple(inputs),
+            )
+            places = range(len(bundle.manifest.outputs))
+            ready = plan_ready(named, (tuple(bundle.reference(_FP32, 0, place) for place in places),))
             if not request.inputs:
                 ready.sources = tuple(f"example input {index}" for index in range(len(inputs)))
             found.append(_planned(config, tools, ready, expected_error(bundle)))
     return found
-
-
-def _expected(bundle: Bundle, folder: Path) -> tuple[Path, ...]:
-    """Return files with the outputs of the FP32 module, in the order of the program."""
-    files = [folder / f"{index}.npy" for index in range(len(bundle.manifest.outputs))]
-    for index, file in enumerate(files):
-        np.save(file, bundle.reference(_FP32, 0, index), allow_pickle=False)
-    return tuple(files)
 
 
 def expected_error(bundle: Bundle) -> list[Figures]:

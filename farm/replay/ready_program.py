@@ -163,21 +163,13 @@ def made(
     return BundleCache(config.cache_dir).build(key, fill)
 
 
-def plan_ready(request: ReadyRequest) -> ReadyProgram:
-    """Return the program of `request` with its inputs.
+def plan_ready(request: ReadyRequest, expected: Samples = ()) -> ReadyProgram:
+    """Return the program of `request` with its inputs; its outputs are `expected` where it names no files of them.
 
     Raises ConfigError for an invalid file, IllegalTargetError for a program of another SoC or backend, UsageError,
     UnknownNameError.
     """
-    program = read_pte(request.model)
-    method = program.method(request.method, _HOW)
-    target = ready_target(request, program)
-    require_profilable(request.profile, direct=target.direct)
-    if request.state and target.direct:
-        raise IllegalTargetError("direct mode's runner hands no state on: leave --state out")
-    check_runnable(request, method, target)
-    # Raises its own errors for a program of another target, or with options for the compiler alone.
-    read_ready(Job(msgspec.structs.replace(ready_case(request), pte=str(request.model.absolute())), target), _HOW)
+    method, target = read_program(request, read_pte(request.model), _HOW)
     for place, values in (("input", method.inputs), ("output", method.outputs)):
         for index, value in enumerate(values):
             _check_value(request.model, value, f"{place} {index}")
@@ -185,12 +177,26 @@ def plan_ready(request: ReadyRequest) -> ReadyProgram:
         samples = read_samples(request.inputs, method.inputs, "input")
     else:
         samples = (random_sample(method.inputs, request.seed),)
-    expected = read_samples(request.expect, method.outputs, "output") if request.expect else ()
+    if request.expect:
+        expected = read_samples(request.expect, method.outputs, "output")
     if expected and len(expected) != len(samples):
         raise UsageError(f"outputs of {len(expected)} inferences are expected, and there are inputs for {len(samples)}")
     if problem := _state_problem(request, method, len(samples)):
         raise UsageError(f"--state {problem}")
     return ReadyProgram(request, method, target, samples, expected)
+
+
+def read_program(request: ReadyRequest, program: Program, how: str) -> tuple[Method, Target]:
+    """Return the method of a program that `request` executes, and its target; `how` names a method. Raises as above."""
+    method = program.method(request.method, how)
+    target = _target(request, program)
+    require_profilable(request.profile, direct=target.direct)
+    if request.state and target.direct:
+        raise IllegalTargetError("direct mode's runner hands no state on: leave --state out")
+    _check_runnable(request, method, target)
+    # Raises its own errors for a program of another target, or with options for the compiler alone.
+    read_ready(Job(msgspec.structs.replace(ready_case(request), pte=str(request.model.absolute())), target), how)
+    return method, target
 
 
 def _state_problem(request: ReadyRequest, method: Method, samples: int) -> str:
@@ -210,7 +216,7 @@ def _state_problem(request: ReadyRequest, method: Method, samples: int) -> str:
     return ""
 
 
-def ready_target(request: ReadyRequest, program: Program) -> Target:
+def _target(request: ReadyRequest, program: Program) -> Target:
     """Return the target of a program. Raises as `plan_ready`."""
     qnn = program.qnn
     soc = request.soc or (qnn.soc if qnn else "")
@@ -230,7 +236,7 @@ def ready_target(request: ReadyRequest, program: Program) -> Target:
     return Target(found.name, backend, READY, sets[0])
 
 
-def check_runnable(request: ReadyRequest, method: Method, target: Target) -> None:
+def _check_runnable(request: ReadyRequest, method: Method, target: Target) -> None:
     """Raise IllegalTargetError for a program that the runner, or the device that it is asked for, cannot run."""
     foreign = sorted({one.id for one in method.delegates} - {known.delegate for known in BACKENDS.values()})
     if foreign:
@@ -312,18 +318,13 @@ class OutputFigures(msgspec.Struct, frozen=True):
     """First values of the output, in C order."""
 
 
-class ReadyOutcome(msgspec.Struct, frozen=True):
-    """How it ended."""
-
-    one: OneOffOutcome
-    outputs: tuple[OutputFigures, ...]
-    """Figures inference by inference; empty for a run that did not reach its end."""
-
-
 def run_ready(
     config: Config, store: Store, ready: ReadyProgram, request: OneOffRequest, folder: Path | None
-) -> ReadyOutcome:
-    """Run a ready program, record it, leave its outputs in `folder`, and return how it ended. Raises as `run_one`."""
+) -> tuple[OneOffOutcome, list[OutputFigures]]:
+    """Run a ready program, record it, leave its outputs in `folder`, and return how it ended, with their figures.
+
+    The figures are in the order of the inferences; none for a run that did not reach its end. Raises as `run_one`.
+    """
     figures: list[OutputFigures] = []
     if folder is not None:
         require_new(folder, make=True)
@@ -348,7 +349,7 @@ def run_ready(
         return msgspec.structs.replace(attempt, comparisons=_comparisons(ready, outputs), notes=tuple(notes))
 
     one = run_one(config, store, request, lambda _tools, _supervisor: ready.bundle(config), look)
-    return ReadyOutcome(one, tuple(figures))
+    return one, figures
 
 
 def _outputs(ready: ReadyProgram, raw: RawResult) -> dict[tuple[int, int], NDArray[np.generic]]:

@@ -217,8 +217,8 @@ def test_outputs_below_their_bounds_are_taken_in_the_shape_that_the_runner_repor
     right = () if expected is None else ((np.zeros(expected, np.float32),),)
     bounds = TensorSpec(expected or (2, 8), "float32")
     ready: Any = SimpleNamespace(samples=(values,), outputs=(bounds,), expected=right)
-    found = run_ready(Any, Any, ready, Any, tmp_path / "out")
-    assert found.outputs[0].shape == (2, 3)
+    _, [figures] = run_ready(Any, Any, ready, Any, tmp_path / "out")
+    assert figures.shape == (2, 3)
     assert np.array_equal(np.load(tmp_path / "out" / "output_0_0.npy"), values)
     [attempt] = attempts
     wrong = "output 0 of inference 0 has the shape [2, 3], expected [2, 4]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from farm.builds.bundles.bundle import Generation
-    from farm.replay.exec_plan import GeneratingProgram, GenerationOutcome, NamedModule, PlannedProgram
+    from farm.replay.exec_plan import GeneratingProgram, NamedModule, PlannedProgram
     from farm.replay.one_off import LlamaProgram, OneOffOutcome
-    from farm.replay.ready_program import OutputFigures, ReadyOutcome, ReadyProgram, ReadyRequest
+    from farm.replay.ready_program import OutputFigures, ReadyProgram, ReadyRequest
     from farm.replay.repro import ReproOutcome
     from farm.results.attempt import Attempt, Comparison, Measurement
     from farm.results.runner_report import Generated
@@ -45,13 +46,14 @@ _WHOLE = 512
 """Tokens of one prompt that are printed."""
 
 
-def text_lines(program: GeneratingProgram, outcome: GenerationOutcome, seconds: int | None) -> list[str]:
+def text_lines(
+    program: GeneratingProgram, one: OneOffOutcome, generated: Sequence[Generated], seconds: int | None
+) -> list[str]:
     """Return the generated tokens and their times, for a terminal."""
     from farm.report.model.sections import generation_of
     from farm.report.terminal.run import generation_lines
 
-    one, generation = outcome.one, program.generation
-    attempt = one.attempt
+    generation, attempt = program.generation, one.attempt
     if attempt is None:
         return ["interrupted"]
     by = f"prompts by {generation.prefill} at a time" if generation.prefill else "prompts token by token"
@@ -59,9 +61,9 @@ def text_lines(program: GeneratingProgram, outcome: GenerationOutcome, seconds: 
     found += [f"  {generation.mode}: context {generation.context}, vocabulary {generation.vocabulary}, {by}"]
     host_time = "host time" if one.kind == "virtual" else ""
     # Later rounds repeat the prompts of the first round.
-    for entry in outcome.generated[: len(program.prompts)]:
+    for entry in generated[: len(program.prompts)]:
         found += ["", *_prompt_lines(entry, generation)]
-    if rounds := outcome.generated[len(program.prompts) :]:
+    if rounds := generated[len(program.prompts) :]:
         found += ["", f"  then {fmt.plural(len(rounds), 'more prompt')}, the same in turns"]
     facts = {} if seconds is None else {"seconds": str(seconds)}
     if figures := generation_of(attempt, facts):
@@ -95,11 +97,11 @@ def _prompt_lines(entry: Generated, generation: Generation) -> Iterator[str]:
         yield f"    ... and {len(entry.tokens) - _WHOLE} more: --json or --output has all"
 
 
-def text_data(program: GeneratingProgram, outcome: GenerationOutcome) -> dict[str, object]:
+def text_data(program: GeneratingProgram, one: OneOffOutcome, generated: Sequence[Generated]) -> dict[str, object]:
     """Return the generated tokens and the time of every step, for JSON."""
     generation = program.generation
     return {
-        **run_data(program.job, outcome.one),
+        **run_data(program.job, one),
         "mode": generation.mode,
         "context": generation.context,
         "vocabulary": generation.vocabulary,
@@ -117,7 +119,7 @@ def text_data(program: GeneratingProgram, outcome: GenerationOutcome) -> dict[st
                 "prefill_ns": entry.prefill_ns,
                 "steps_ns": entry.steps_ns,
             }
-            for entry in outcome.generated
+            for entry in generated
         ],
     }
 
@@ -156,7 +158,7 @@ def _rate(entry: Generated) -> float | None:
 _PROFILES = ("auto", "off", "basic", "detailed")
 _FOR_TENSORS = ("inputs", "input_list", "seed", "expect", "method", "state", "iterations", "warm_up")
 """Parameters without a meaning for a program that generates text."""
-_FOR_OURS = ("iterations", "warm_up", "stop", "seconds", "options", "profile", "script")
+_FOR_OURS = ("iterations", "warm_up", "stop", "seconds", "options", "profile")
 """Parameters that `--program` excludes."""
 _NEW = 32
 """Default of --new, as --help shows it."""
@@ -167,10 +169,10 @@ def _state(_context: click.Context, _option: click.Parameter, values: tuple[str,
     """Return `OUTPUT:INPUT` pairs as numbers; raises BadParameter for another format."""
     found = []
     for text in values:
-        output, colon, input_ = text.partition(":")
-        if not (colon and output.isascii() and output.isdecimal() and input_.isascii() and input_.isdecimal()):
+        match = re.fullmatch(r"([0-9]+):([0-9]+)", text)
+        if match is None:
             raise click.BadParameter(f"{text!r} is not OUTPUT:INPUT, two numbers from 0, as 1:2")
-        found.append(State(int(output), int(input_)))
+        found.append(State(int(match[1]), int(match[2])))
     return tuple(found)
 
 
@@ -323,12 +325,12 @@ def _generate(
     text = plan_generation(program, asked.prompt, asked.new or _NEW, asked.stop)
     if other is not None:
         text.job = job_of(text.job)
-    one = OneOffRequest(job=text.job, seconds=asked.seconds, program=other, **{**request, **_ONCE})
+    once = OneOffRequest(job=text.job, seconds=asked.seconds, program=other, **{**request, **_ONCE})
     with opened() as (config, store):
-        generated = run_generation(use_toolchain(config, asked.toolchain), store, text, one, asked.output)
-    show(text_data(text, generated), text_lines(text, generated, asked.seconds))
-    _show_folder(asked.output if generated.generated else None)
-    return generated.one.exit_code
+        one, generated = run_generation(use_toolchain(config, asked.toolchain), store, text, once, asked.output)
+    show(text_data(text, one, generated), text_lines(text, one, generated, asked.seconds))
+    _show_folder(asked.output if generated else None)
+    return one.exit_code
 
 
 def _execute(asked: SimpleNamespace, program: ReadyRequest, module: NamedModule | None, request: dict[str, Any]) -> int:
@@ -345,22 +347,22 @@ def _execute(asked: SimpleNamespace, program: ReadyRequest, module: NamedModule 
         require_dsp(config)
     programs = plan_programs(config, program, asked.socs, module, asked.precision)
     if asked.heap:
-        require_heap(programs[0].ready.job.target.backend)
+        require_heap(programs[0][0].job.target.backend)
     _show_fit(programs)
-    if programs[0].ready.is_random:
+    if programs[0][0].is_random:
         notice(f"NO INPUTS GIVEN: they are random (seed {program.seed}), so the outputs mean little")
     answers: list[dict[str, object]] = []
     exit_codes = []
     with open_store(config.store_url) as store:
-        for one in programs:
-            outcome = run_ready(config, store, one.ready, OneOffRequest(job=one.ready.job, **request), asked.output)
-            answers.append({**_exec_data(one.ready, outcome), "fit": one.fit})
-            exit_codes.append(outcome.one.exit_code)
+        for ready, fit in programs:
+            one, outputs = run_ready(config, store, ready, OneOffRequest(job=ready.job, **request), asked.output)
+            answers.append({**_exec_data(ready, one), "outputs": outputs, "fit": fit})
+            exit_codes.append(one.exit_code)
             if not opt.is_json():
-                show({}, _exec_lines(one.ready, outcome, asked.limit))
+                show({}, _exec_lines(ready, one, outputs, asked.limit))
     if opt.is_json():
         print_json(answers[0] if len(answers) == 1 else {"programs": answers})
-    _show_folder(asked.output if outcome.outputs else None)
+    _show_folder(asked.output if outputs else None)
     return max(exit_codes)
 
 
@@ -369,13 +371,13 @@ def _show_fit(programs: Sequence[PlannedProgram]) -> None:
     from farm.replay.properties import Level
 
     if not opt.is_json():
-        for one in programs:
-            rows = [[str(fit.level), str(fit.name), one_line(fit.line)] for fit in one.fit]
-            echo("\n".join([one.ready.job.id, *columns(rows, indent="  "), ""]))
-    for one in programs:
-        for fit in one.fit:
-            if fit.level is Level.ERROR:
-                raise IllegalTargetError(f"{one.ready.path.name}: {fit.name}: {fit.line}")
+        for ready, fit in programs:
+            rows = [[str(line.level), str(line.name), one_line(line.line)] for line in fit]
+            echo("\n".join([ready.job.id, *columns(rows, indent="  "), ""]))
+    for ready, fit in programs:
+        for line in fit:
+            if line.level is Level.ERROR:
+                raise IllegalTargetError(f"{ready.path.name}: {line.name}: {line.line}")
 
 
 def _show_folder(folder: Path | None) -> None:
@@ -395,23 +397,23 @@ def _input_files(inputs: tuple[Path, ...], more: tuple[Path, ...], input_list: P
     return tuple(read_list(input_list))
 
 
-def _exec_lines(ready: ReadyProgram, outcome: ReadyOutcome, limit: int) -> list[str]:
-    attempt = outcome.one.attempt
+def _exec_lines(ready: ReadyProgram, one: OneOffOutcome, outputs: Sequence[OutputFigures], limit: int) -> list[str]:
+    attempt = one.attempt
     if attempt is None:
         return ["interrupted"]
-    lines = [*_head(ready.job, outcome.one.kind, attempt), "", *(
+    lines = [*_head(ready.job, one.kind, attempt), "", *(
         f"  input {index}   {tensor.dtype.name}{list(tensor.shape)}  {source}"
         for index, (tensor, source) in enumerate(zip(ready.samples[0], ready.sources, strict=True))
     )]  # fmt: skip
-    for figures in outcome.outputs:
+    for figures in outputs:
         lines += _output_lines(figures, several=len(ready.samples) > 1)
-    lines += [f"  {one.label}  against the expected output: {_comparison(one)}" for one in attempt.comparisons]
+    lines += [f"  {row.label}  against the expected output: {_comparison(row)}" for row in attempt.comparisons]
     lines += ["", *filter(None, map(_time_line, attempt.measurements))]
     if attempt.operators:
         from farm.report.terminal.profile import profile_lines
 
         lines += ["", *profile_lines(attempt.operators, limit, width())]
-    return [*lines, "", *(f"note: {note}" for note in attempt.notes), *_end(outcome.one)]
+    return [*lines, "", *(f"note: {note}" for note in attempt.notes), *_end(one)]
 
 
 def _head(job: Job, kind: str, attempt: Attempt) -> list[str]:
@@ -449,16 +451,15 @@ def _time_line(one: Measurement) -> str:
     return f"  {one.metric:<17} {fmt.quantity(statistics.median(one.samples), one.unit)}{spread}"
 
 
-def _exec_data(ready: ReadyProgram, outcome: ReadyOutcome) -> dict[str, object]:
+def _exec_data(ready: ReadyProgram, one: OneOffOutcome) -> dict[str, object]:
     return {
-        **run_data(ready.job, outcome.one),
+        **run_data(ready.job, one),
         "inputs": [
             {"dtype": tensor.dtype.name, "shape": tensor.shape, "source": source}
             for tensor, source in zip(ready.samples[0], ready.sources, strict=True)
         ],
         "random_inputs": ready.is_random,
         "inferences": len(ready.samples),
-        "outputs": outcome.outputs,
     }
 
 
