@@ -38,12 +38,11 @@ from farm.dispatch.request.choose import named_job
 from farm.dispatch.request.profiling import Profile
 from farm.dispatch.request.records import run_record
 from farm.policy.situation import Priority
-from farm.replay.one_off import finish_run
+from farm.replay.one_off import build_record, finish_run
 from farm.results.attempt import Attempt, Cause, Ending, Stage, Verdict, failed, infra
 from farm.results.judge import build_failure, with_known_issue, write_problem
 from farm.results.layers import Diagnosis, Divergence, diagnose, layer_comparisons
 from farm.results.outcome import outcome
-from farm.store.records import BuildRecord
 from farm.store.store import Store, open_store
 from farm.suites.suite import FORWARD, Case, Job
 
@@ -203,15 +202,7 @@ class _Debug:
                 raise UsageError(f"{self._job.id}: {attempt.reason}")
             return attempt
         bundle = load_bundle(scratch / BUNDLE)
-        build = BuildRecord(
-            self._job.id,
-            reply.seconds.get("total", 0.0),
-            cached=False,
-            bundle_key=bundle.manifest.key,
-            fallback_ops=bundle.manifest.fallback_ops,
-            program=bundle.manifest.program,
-        )
-        self._store.record_builds(run_id, [build])
+        self._store.record_builds(run_id, [build_record(self._job, bundle, reply.seconds.get("total", 0.0))])
         return self._run(process, run_id, bundle, scratch, reply.notes)
 
     def _run(
@@ -227,16 +218,8 @@ class _Debug:
         ending = None
         with ExitStack() as runs:
             for part, acquired in self._acquired.items():
-                run = runs.enter_context(
-                    DeviceRun(
-                        acquired.device,
-                        acquired.runtime,
-                        run_id,
-                        takeover=acquired.fence is not None,
-                        fence=acquired.fence,
-                        artifacts=artifacts,
-                    )
-                )
+                device, runtime, fence = acquired
+                run = runs.enter_context(DeviceRun(device, runtime, run_id, fence=fence, artifacts=artifacts))
                 flags = run.flags(self._job.target, None)
                 timeout_s = self._within(self._request.timeout_s)
                 options = RunnerOptions(iterations=1, warm_up=0, timeout_s=timeout_s, flags=flags, debug=True)

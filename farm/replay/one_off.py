@@ -294,31 +294,28 @@ def run_one(
             return None
         return _find_health_check(config, target, tools, acquirer.supervisor, may_compile=not request.virtual)
 
-    with InterruptHandler():
+    acquirer = DeviceAcquirer(config, store, target, name="one-off", purpose=request.command, otherwise="--virtual 1")
+    with InterruptHandler(), acquirer:
         tools = prepare(config, virtual=request.virtual)
-        acquirer = DeviceAcquirer(
-            config, store, target, name="one-off", purpose=request.command, otherwise="--virtual 1"
-        )
-        with acquirer:
-            bundle = find_bundle(tools, acquirer.supervisor)
-            acquired = acquirer.acquire(None if request.virtual else request.choice)
-            if program is not None:
-                require_bundle(bundle)
-            acquired = with_program(acquired)
-            # Before anything is recorded.
-            require_device(bundle, acquired.device)
-            _require_executions(bundle, acquired, request)
-            run_id = _begin(config, store, request, tools, bundle, acquired)
-            raw = config.run_folder(run_id) / "raw"
-            tries = OneOffTries(
-                store, request, bundle, run_id, raw, artifacts=config.state_dir / "artifacts", health=config.health,
-                look=look, another=another, health_check=health_check,
-            )  # fmt: skip
-            try:
-                attempt, exit_code, report = finish_run(config, store, run_id, lambda: tries.run(acquired))
-            finally:
-                shutil.rmtree(raw, ignore_errors=True)
-            return OneOffOutcome(run_id, exit_code, attempt, acquired.device.kind, kept_outputs(tries.kept), report)
+        bundle = find_bundle(tools, acquirer.supervisor)
+        acquired = acquirer.acquire(None if request.virtual else request.choice)
+        if program is not None:
+            require_bundle(bundle)
+        acquired = with_program(acquired)
+        # Before anything is recorded.
+        require_device(bundle, acquired.device)
+        _require_executions(bundle, acquired, request)
+        run_id = _begin(config, store, request, tools, bundle, acquired)
+        raw = config.run_folder(run_id) / "raw"
+        tries = OneOffTries(
+            store, request, bundle, run_id, raw, artifacts=config.state_dir / "artifacts", health=config.health,
+            look=look, another=another, health_check=health_check,
+        )  # fmt: skip
+        try:
+            attempt, exit_code, report = finish_run(config, store, run_id, lambda: tries.run(acquired))
+        finally:
+            shutil.rmtree(raw, ignore_errors=True)
+        return OneOffOutcome(run_id, exit_code, attempt, acquired.device.kind, kept_outputs(tries.kept), report)
 
 
 def _require_executions(bundle: Bundle, acquired: AcquiredDevice, request: OneOffRequest) -> None:
@@ -376,11 +373,14 @@ def _begin(
     )
     store.plan_jobs(run_id, [job])
     store.record_device(run_id, acquired.device, acquired.runtime.versions)
-    build = BuildRecord(
-        job.id, 0.0, cached=True, bundle_key=manifest.key, fallback_ops=manifest.fallback_ops, program=manifest.program
-    )
-    store.record_builds(run_id, [build])
+    store.record_builds(run_id, [build_record(job, bundle)])
     return run_id
+
+
+def build_record(job: Job, bundle: Bundle, seconds: float | None = None) -> BuildRecord:
+    """Return the record of a job's bundle that took `seconds` to build; None for a cached one."""
+    key, left, program = bundle.manifest.key, bundle.manifest.fallback_ops, bundle.manifest.program
+    return BuildRecord(job.id, seconds or 0.0, seconds is None, key, left, program=program)
 
 
 def _find_health_check(
@@ -434,18 +434,12 @@ class OneOffTries:
 
     def _on(self, acquired: AcquiredDevice) -> tuple[Attempt, AcquiredDevice | None]:
         """Return the attempt that decides on a device, recorded, and the device that has to try next."""
-        request, device = self.request, acquired.device
+        request = self.request
+        device, runtime, fence = acquired
         logger.info("running on %s (%s)", device.serial, device.kind)
         self._devices.append(device)
-        with DeviceRun(
-            device,
-            acquired.runtime,
-            self.run_id,
-            takeover=acquired.fence is not None,
-            fence=acquired.fence,
-            gate=HeatGate(self.health),
-            artifacts=AttemptArtifacts(self.artifacts, request.profile, outputs=True),
-        ) as run:
+        artifacts, gate = AttemptArtifacts(self.artifacts, request.profile, outputs=True), HeatGate(self.health)
+        with DeviceRun(device, runtime, self.run_id, fence=fence, gate=gate, artifacts=artifacts) as run:
             attempt, raw = self._execute(run)
             alone = not request.heap
             attempts = with_rerun(attempt, raw, lambda: self._execute(run, alone=True)) if alone else (attempt,)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from farm.base.config.settings import Config
+from farm.builds.runtime.runtime import LLAMA_RUNNER
 from farm.dispatch.pool.fleet import Choice
 from farm.dispatch.request.choose import require_dsp
 from farm.replay.one_off import LlamaProgram, OneOffOutcome, OneOffRequest, job_of, run_one
@@ -67,9 +68,14 @@ def repro(
     """
     job = find_job(config, stored, by_program=program is not None)
     virtual = virtual or (stored.kind == "virtual" and not device)
-    for text in stored.left_out_by_llama_runner if program is not None else ():
-        logger.warning("%s", text)
-    heap = stored.is_heap and program is None
+    heap, seconds = stored.is_heap, stored.seconds
+    if program is not None:
+        as_then = f"as run {stored.run.id} did"
+        if heap:
+            logger.warning("%s measures no DSP heap, %s: --heap is left out", LLAMA_RUNNER, as_then)
+        if seconds is not None:
+            logger.warning("%s does not generate for %s s, %s: --seconds is left out", LLAMA_RUNNER, seconds, as_then)
+        heap, seconds = False, None
     if heap and virtual:
         require_dsp(config)
     request = OneOffRequest(
@@ -79,7 +85,7 @@ def repro(
         choice=Choice((stored.attempt.device if device == SAME else device,)) if device else Choice(),
         profile=stored.profile,
         heap=heap,
-        seconds=stored.seconds if program is None else None,
+        seconds=seconds,
         command=command,
         facts={_FACT: stored.run.id},
         toolchain=stored.run.toolchain or RunToolchain(),

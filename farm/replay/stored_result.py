@@ -97,17 +97,6 @@ class StoredResult(msgspec.Struct, frozen=True):
         return int(seconds) if seconds.isascii() and seconds.isdecimal() and len(seconds) < _MOST_DIGITS else None
 
     @property
-    def left_out_by_llama_runner(self) -> list[str]:
-        """Options of its run that LLAMA_RUNNER does not have, each with the reason."""
-        found = []
-        if self.is_heap:
-            found.append(f"{LLAMA_RUNNER} measures no DSP heap, as run {self.run.id} did: --heap is left out")
-        if self.seconds is not None:
-            problem = f"{LLAMA_RUNNER} does not generate for {self.seconds} s, as run {self.run.id} did"
-            found.append(f"{problem}: --seconds is left out")
-        return found
-
-    @property
     def profile(self) -> Profile:
         """Profiling of its run; AUTO instead of a timeline, which costs time and is in no figure."""
         name = self.run.fingerprint.get("profile", "")
@@ -235,17 +224,14 @@ def _without_lost_files(job: Job) -> Job:
 
 
 def _todays_job(config: Config, stored: StoredResult) -> Job:
-    from farm.dispatch.request.choose import known_suites
-    from farm.suites.manifests import load_suite
+    from farm.dispatch.request.choose import find_case, known_suites
 
     view, known = stored.view, known_suites(config, stored.view.suite)
     # The suite is found by name alone, never by a path from the store.
     if view.suite not in known:
         raise UnknownNameError("suite", view.suite, known, "(farm suites lists them)")
-    cases = {case.name: case for case in load_suite(known[view.suite]).cases}
-    if view.case not in cases:
-        raise UnknownNameError("case", view.case, cases, f"in suite {view.suite}")
-    return Job(cases[view.case], target_of(view))
+    _, case = find_case(str(known[view.suite]), view.case, known)
+    return Job(case, target_of(view))
 
 
 def target_of(view: JobView) -> Target:

@@ -182,7 +182,7 @@ class DeviceRun:
         runtime: Runtime,
         name: str,
         *,
-        takeover: bool,
+        takeover: bool = False,
         fence: tuple[str, int] | None = None,
         gate: HeatGate | None = None,
         artifacts: AttemptArtifacts | None = None,
@@ -192,12 +192,12 @@ class DeviceRun:
         """`name` is in the names of this run's folders on the device.
 
         `takeover`: every session first ends and removes what others left there; for the holder of a lease. `fence` is
-        the id of the device and the fence of its lease, where it has one. Without a `gate` nothing is measured that
-        heat could change. `artifacts` keeps files of attempts. `pipelined`: bundles are staged in a thread, so that one
-        can be while another runs. `opened` is called with every session that begins.
+        the id of the device and the fence of its lease, where it has one; then `takeover` is True. Without a `gate`
+        nothing is measured that heat could change. `artifacts` keeps files of attempts. `pipelined`: bundles are staged
+        in a thread, so that one can be while another runs. `opened` is called with every session that begins.
         """
         self.device, self.runtime, self.fence = device, runtime, fence
-        self._name, self._takeover, self._gate = name, takeover, gate
+        self._name, self._takeover, self._gate = name, takeover or fence is not None, gate
         self._artifacts, self._opened = artifacts, opened
         self.transport: Transport = open_transport(device)
         self._session: DeviceSession | None = None

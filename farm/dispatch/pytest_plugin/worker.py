@@ -267,7 +267,7 @@ class SuiteWorker:
         plan, self.info, self.serial = self.plan, device, device.serial
         runtime = with_name(plan.runtimes[device.serial], RUNNER)
         # The device is taken over once for each lease: a session must not remove what tests have put there.
-        self.run = DeviceRun(device, runtime, plan.token, takeover=False, gate=HeatGate(plan.health))
+        self.run = DeviceRun(device, runtime, plan.token, gate=HeatGate(plan.health))
         transport = self.run.transport
         folder = transport.storage / f"{SESSION_PREFIX}{plan.token}-{os.getpid()}-files"
         self.device.use(device, transport, folder)
