@@ -18,7 +18,7 @@ from farm.builds.bundles.bundle import INPUTS, MANIFEST, MODEL, OP_PACKAGES, OPT
 from farm.builds.bundles.key import HOST_CPU
 from farm.builds.runtime.parts import RuntimePart, library
 from farm.builds.runtime.qnn_sdk import ANDROID_FOLDER, QnnFiles
-from farm.builds.runtime.runtime import BACKEND_IN_BUILD, RUNNER_IN_BUILD, Places, device_parts, domain_flag
+from farm.builds.runtime.runtime import BACKEND_IN_BUILD, RUNNER_IN_BUILD, Places, device_parts
 from farm.devices.execution.content_store import INPUT_LIST, job_layout, program_flags, shape_flags
 from farm.suites.options import runtime_flags
 from farm.suites.suite import Target
@@ -151,7 +151,7 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
     lines += ["For a VIRTUAL device on x86_64, never for a phone."] if virtual else []
     lines += [f"Bundle {manifest.key}, made with {', '.join(versions) or 'tools that it does not name'}."]
     template = Path(__file__).with_name("bundle_readme.md").read_text(encoding="utf-8")
-    return jinja2.Template(template, trim_blocks=True, keep_trailing_newline=True).render(
+    text: str = jinja2.Template(template, trim_blocks=True, keep_trailing_newline=True).render(
         job=one_line(job_id, _WIDTH),
         about=lines,
         manifest=manifest,
@@ -163,7 +163,6 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
         flags=" ".join(words.values()),
         device_flags=" ".join(on_device.values()),
         runner=parts[0].name,
-        domain_flag=domain_flag(target.backend, target.mode),
         libraries=" ".join(f'"{part.path}"' for part in parts),
         outputs=[
             (f"output_{sample}_{index}.raw", spec.dtype)
@@ -173,6 +172,7 @@ def readme(bundle: Bundle, job_id: str, target: Target, about: Sequence[str]) ->
         references=[f"reference_{kind}" for kind in manifest.references],
         exec_list=_ARRAY_LIST if _is_permuted(manifest) else INPUT_LIST,
     )
+    return text
 
 
 def _words(flags: Mapping[str, str]) -> dict[str, str]:

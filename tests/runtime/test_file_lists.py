@@ -143,7 +143,7 @@ def test_the_list_is_complete_and_exact(
     stage_into(runtime, tmp_path / "device")
     assert {path.name for path in (tmp_path / "device").iterdir()} == set(expected)
     domain = {"htp": "--domain_id 3 ", "lpai": "--domain_id 0 "}[backend] if mode == "direct" else "--model_path"
-    assert f"./{runtime.runner} {domain}" in device_command(runtime, backend, mode)
+    assert f"./{runtime.runner} {domain}" in device_command(runtime)
     states = inspect(config, find_soc(soc), backend, TARGETS[target], mode)
     assert {state.name: state.state for state in states} == dict.fromkeys(expected, "ok")
 

@@ -33,7 +33,6 @@ from farm.builds.runtime.runtime import (
     BACKEND_IN_BUILD,
     EXECUTORCH_LIBRARIES,
     SKEL_IN_BUILD,
-    Places,
     device_parts,
     device_places,
     planned_runner,
@@ -113,7 +112,7 @@ class Doctor:
         self._compiler = compiler_versions() if compiler is None else compiler
         self._attached = {soc: tuple(serials) for soc, serials in (attached or {}).items()}
         self._asked = attached is not None
-        self._places: dict[str, Places] = {}
+        self._places = functools.cache(functools.partial(device_places, config))
         self._staged: dict[tuple[object, ...], tuple[MissingItem, ...]] = {}
 
     def examine(self, soc: Soc, backend: str) -> Ability:
@@ -167,9 +166,7 @@ class Doctor:
             elif target.name == LINUX_AARCH64:
                 gaps = self._linux()
             else:
-                if target.name not in self._places:
-                    self._places[target.name] = device_places(self._config, target)
-                gaps = _gaps_of(device_parts(soc, backend, self._places[target.name], mode), target.kind)
+                gaps = _gaps_of(device_parts(soc, backend, self._places(target), mode), target.kind)
             self._staged[key] = gaps
         return self._staged[key]
 
@@ -212,7 +209,7 @@ class Doctor:
     @functools.cached_property
     def _session_gap(self) -> MissingItem | None:
         """Lack of a runner for Android that is not farm's; None for farm's runner."""
-        runner = self._places[ANDROID].runner.path
+        runner = self._places(TARGETS[ANDROID]).runner.path
         if runner is not None and runner.is_file() and takes_sessions(runner):
             return None
         name = runner.name if runner else "the runner"

@@ -84,10 +84,6 @@ class QnnFiles(msgspec.Struct, frozen=True):
             return self.root / "lib" / folder / kind / name
         return self.library(name) if self.wheel else None
 
-    def get_dsp(self, folder: str) -> str:
-        """Return the way to get an SDK with files in `folder`."""
-        return f"{GET_SDK} with lib/{folder}/unsigned" if self.root else self.get
-
 
 def android_files(sdk_root: Path | None) -> QnnFiles:
     """Return QNN's files for Android. The wheel's libraries are linked with glibc, which Android does not have."""

@@ -225,7 +225,8 @@ def signed_path(soc: Soc, backend: Backend, qnn: QnnFiles, name: str) -> Path | 
 def _shipped(soc: Soc, backend: Backend, qnn: QnnFiles, name: str) -> tuple[Path | None, str]:
     """Return the place of a backend's DSP file in the SDK, and the way to get the file."""
     folder = soc_name(backend.dsp_folder, soc)
-    return qnn.dsp(folder, name), qnn.get_dsp(folder) if backend.signed else qnn.get
+    get = f"{GET_SDK} with lib/{folder}/unsigned" if backend.signed and qnn.root else qnn.get
+    return qnn.dsp(folder, name), get
 
 
 def require_direct(backend: Backend) -> None:
@@ -519,15 +520,11 @@ def stage_into(runtime: Runtime, folder: Path) -> None:
         target.chmod(0o755)
 
 
-def domain_flag(backend: str, mode: Mode) -> str:
-    """Return the flag of direct mode's runner for a command line, after a blank; "" in the other mode."""
-    return f" --domain_id {find_backend(backend).direct_domain}" if mode == "direct" else ""
-
-
-def device_command(runtime: Runtime, backend: str, mode: Mode) -> str:
+def device_command(runtime: Runtime) -> str:
     """Return the shell command that starts the runner on the device, in the folder of the pushed files."""
-    paths, domain = "LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=.", domain_flag(backend, mode)
-    return f"{paths} ./{runtime.runner}{domain} --model_path model.pte --input_list_path input_list.txt"
+    flags = "".join(f" --{name} {value}" for name, value in runtime.flags.items())
+    runner = f"LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=. ./{runtime.runner}{flags}"
+    return f"{runner} --model_path model.pte --input_list_path input_list.txt"
 
 
 def require_backend(soc: Soc, backend: str, sdk_root: Path | None) -> None:
@@ -541,25 +538,20 @@ def require_backend(soc: Soc, backend: str, sdk_root: Path | None) -> None:
         return
     why = wanted.why.format(get_sdk=GET_SDK, target=TARGET)
     needs = f"the {backend} backend of {soc.name} needs"
-    looked = ""
-    if sdk_root is not None:
-        get = why.rpartition(": ")[2]
-        library = sdk_root / "lib" / TARGET / wanted.name
-        release = release_of(sdk_version(sdk_root))
-        if not sdk_root.is_dir():
-            raise MissingToolError(f"{needs} a QNN SDK, and the QNN SDK folder {sdk_root} does not exist: {get}")
-        problem = ""
-        if release is not None and known.first_qnn and release < known.first_qnn:
+    if sdk_root is None:
+        raise MissingToolError(f"{needs} a QNN SDK with {wanted.name}, as {why}")
+    get = why.rpartition(": ")[2]
+    if not sdk_root.is_dir():
+        raise MissingToolError(f"{needs} a QNN SDK, and the QNN SDK folder {sdk_root} does not exist: {get}")
+    if release := release_of(sdk_version(sdk_root)):
+        problem = wanted.too_new if wanted.before and release >= wanted.before else ""
+        if known.first_qnn and release < known.first_qnn:
             problem = f"older than {_release_text(known.first_qnn)}, which {backend} needs"
-        elif release is not None and wanted.before and release >= wanted.before:
-            problem = wanted.too_new
         if problem:
-            is_other = f"QNN {_release_text(release)} is {problem}"
-            raise MissingToolError(f"{needs} another QNN SDK, as {is_other}: {get}")
-        if library.is_file():
-            return
-        looked = f" (looked for {library})"
-    raise MissingToolError(f"{needs} a QNN SDK with {wanted.name}{looked}, as {why}")
+            raise MissingToolError(f"{needs} another QNN SDK, as QNN {_release_text(release)} is {problem}: {get}")
+    library = sdk_root / "lib" / TARGET / wanted.name
+    if not library.is_file():
+        raise MissingToolError(f"{needs} a QNN SDK with {wanted.name} (looked for {library}), as {why}")
 
 
 def _release_text(release: tuple[int, int] | None) -> str:

@@ -261,10 +261,8 @@ def sign(
 def adopt(unsigned: Path | None, signed: Path) -> SignRecord:
     """Adopt a file that was signed elsewhere, after the checks of `sign`, and record it; its original may be missing.
 
-    Raises UsageError if `signed` is missing, ConfigError if it is not signed or is made for another machine.
+    Raises ConfigError if `signed` is not signed or is made for another machine.
     """
-    if not signed.is_file():
-        raise UsageError(f"{signed} is not there: there is nothing to adopt; without --adopt, farm setup sign makes it")
     original = unsigned if unsigned is not None and unsigned.is_file() else None
     _check_signed(signed, read_elf(original) if original else None)
     record = _record("adopted", original, original, signed, None)

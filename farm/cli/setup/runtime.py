@@ -136,7 +136,7 @@ def stage(soc: str, backend: str, target: str, folder: Path, *, direct: bool) ->
     mode: Mode = "direct" if direct else "traditional"
     runtime = staged_runtime(configured(), chosen, backend, place, mode)
     stage_into(runtime, folder)
-    run = device_command(runtime, backend, mode)
+    run = device_command(runtime)
     lines = [
         f"{folder}: {len(runtime.files)} files",
         f"on the device{', as root' if runtime.needs_root else ''}, in the folder with the pushed files:",
