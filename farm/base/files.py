@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,6 +50,18 @@ def write_atomically(path: Path, content: bytes | str, *, mode: int = 0o666, dur
 
 
 # The end of a log file.
+
+
+def zipped(files: Mapping[str, bytes]) -> bytes:
+    """Return a zip archive with `files` by name."""
+    import io
+    import zipfile
+
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in files.items():
+            file.writestr(name, data)
+    return archive.getvalue()
 
 
 def end_of_log(path: Path, most_bytes: int = 4096) -> str:

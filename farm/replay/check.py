@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import io
 import ipaddress
 import logging
 import os
@@ -15,7 +14,6 @@ import socket
 import statistics
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ from farm import __version__
 from farm.base.backends.registry import DEFAULT_BACKEND
 from farm.base.config.settings import Config, HealthConfig
 from farm.base.errors import ConfigError, DeviceError, FarmError, MissingToolError, UnknownNameError
-from farm.base.files import own_folder
+from farm.base.files import own_folder, zipped
 from farm.base.processes import Supervisor
 from farm.base.socs import load_socs, no_profile
 from farm.base.text import json_document, visible, with_texts
@@ -521,11 +519,7 @@ def transcript(
         devices.append({"checked": checked, "facts": _without_boot(report.facts), "build": build})
         files |= {f"device-{number}/{kind}.txt": hide.text(text).encode() for kind, text in report.logs.items()}
     files["check.json"] = json_document({"schema": 1, "versions": about, "devices": with_texts(devices, hide.text)})
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, data in files.items():
-            file.writestr(name, data)
-    return archive.getvalue()
+    return zipped(files)
 
 
 def _without_boot(facts: dict[str, Any]) -> dict[str, Any]:

@@ -51,30 +51,22 @@ def debug_failures(
     with open_store(config.store_url, readonly=True) as store:
         view = store.runs.view(cell.run_id)
         new = {one.job_id for one in store.status.of_run(cell.run_id).jobs if standing(one) is Standing.NEW_FAILURE}
+    failed = [one.id for one in view.jobs if one.decisive is not None and one.decisive.cause is Cause.NUMERICS]
     known = {one.job_id for one in cell.debugged}
-    jobs = [job for job in numeric_failures(view) if job in new and job not in known]
+    jobs = [job for job in failed if job in new and job not in known]
     found = list(cell.debugged)
     for number, job_id in enumerate(jobs):
         left_s = math.inf if end_s is None else end_s - time.monotonic()
         if number >= most or left_s < _LEAST_SECONDS:
             why = "the budget left no time" if number < most else f"at most {most} of a run ([nightly] debug)"
-            found.append(_left_out(jobs[number:], why))
+            left = len(jobs) - number
+            name, command = (job_id, job_id) if left == 1 else (f"{left} jobs", "JOB")
+            found.append(DebuggedJob(name, f"not debugged: {why}; {_command(command, virtual=False)}"))
             break
         logger.info("%s: debugging %s", cell.name, job_id)
         found.append(_debugged(config, request, view, job_id, folder, f"{cell.name}-{len(found) + 1}", left_s))
         logger.info("%s: %s", job_id, found[-1].reason)
     return tuple(found)
-
-
-def numeric_failures(view: RunView) -> list[str]:
-    """Return the ids of the jobs of a run whose deciding attempt failed by numerics. Pure."""
-    return [job.id for job in view.jobs if job.decisive is not None and job.decisive.cause is Cause.NUMERICS]
-
-
-def _left_out(jobs: list[str], why: str) -> DebuggedJob:
-    if len(jobs) == 1:
-        return DebuggedJob(jobs[0], f"not debugged: {why}; {_command(jobs[0], virtual=False)}")
-    return DebuggedJob(f"{len(jobs)} jobs", f"not debugged: {why}; {_command('JOB', virtual=False)}")
 
 
 def _command(job_id: str, *, virtual: bool) -> str:

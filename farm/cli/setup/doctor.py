@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import io
 import json
 import os
 import platform
@@ -11,7 +10,6 @@ import re
 import socket
 import sys
 import threading
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -24,7 +22,7 @@ from farm.base.backends.descriptor import DIRECT_MODE
 from farm.base.backends.registry import BACKENDS, find_backend
 from farm.base.config.shared import secrets_of, shown_address
 from farm.base.errors import ExitCode, FarmError, UsageError
-from farm.base.files import end_of_log
+from farm.base.files import end_of_log, zipped
 from farm.base.grouping import grouped
 from farm.base.socs import check_backend, find_soc, load_socs
 from farm.base.text import HIDDEN, json_document, redacted, visible, with_texts
@@ -237,10 +235,6 @@ def write_bundle(path: Path, config: Config, tools: Sequence[Tool]) -> list[str]
         "configuration.json": json_document(with_texts(shown_config(config), hide.text)),
         **{f"logs/{name}": visible(hide.text(text)).encode() for name, text in _recent_logs(config.state_dir)},
     }
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, data in files.items():
-            file.writestr(name, data)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -249,7 +243,7 @@ def write_bundle(path: Path, config: Config, tools: Sequence[Tool]) -> list[str]
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     try:
         with os.fdopen(descriptor, "wb") as out:
-            out.write(archive.getvalue())
+            out.write(zipped(files))
     except OSError as error:
         path.unlink()
         raise UsageError(f"cannot write {path}: {error.strerror}: name a file on another disk, or make room") from None
