@@ -54,7 +54,7 @@ from farm.policy.situation import Lease, Priority
 from farm.replay import properties
 from farm.replay.properties import (
     MOST_PUSH_SECONDS,
-    CheckedProperty,
+    CheckLine,
     HealthCheckResult,
     Level,
     Property,
@@ -104,7 +104,7 @@ class CheckedDevice(msgspec.Struct, frozen=True):
     """Reason of a failed or omitted check."""
     latency_ms: float | None = None
     """Median of the health check's inferences."""
-    properties: tuple[CheckedProperty, ...] = ()
+    properties: tuple[CheckLine, ...] = ()
     """Checked properties in order; for a device without an examination only its identity and profile."""
 
 
@@ -160,7 +160,7 @@ def _not_checked(device: Device, soc_before: str, reason: str) -> CheckReport:
     return CheckReport(checked, device)
 
 
-def _unfit(id_: str, known: Registered | None, reason: str, line: CheckedProperty) -> CheckReport:
+def _unfit(id_: str, known: Registered | None, reason: str, line: CheckLine) -> CheckReport:
     """Return the report of a device that cannot be asked."""
     name, soc, kind = (known.called, known.soc, known.kind) if known is not None else (id_, "", "")
     return CheckReport(CheckedDevice(id_, name, soc, kind, CheckOutcome.UNFIT, reason, properties=(line,)))
@@ -319,7 +319,7 @@ class _Examination:
         self._runtime = runtime = self.worker.run.runtime if self.worker is not None else None
         self._headers = _headers(runtime)
         self._runtime_bytes = sum(path.stat().st_size for path in runtime.files.values()) if runtime else 0
-        self._lines: dict[Property, CheckedProperty] = {}
+        self._lines: dict[str, CheckLine] = {}
         self._facts: dict[str, Any] = {}
 
     def report(self) -> CheckReport:
@@ -369,7 +369,7 @@ class _Examination:
             {name: text for name, text in kept.items() if text},
         )
 
-    def _note(self, line: CheckedProperty) -> None:
+    def _note(self, line: CheckLine) -> None:
         self._lines[line.name] = line
 
     def _ask(self, name: str, question: Callable[[], Any]) -> Any:

@@ -8,7 +8,6 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +37,7 @@ from farm.builds.toolchains.toolchain import Toolchain
 from farm.devices.execution.raw import RESULT_FILE, TOKENS_FILE, RawResult
 from farm.replay.bundle_folder import require_new
 from farm.replay.one_off import OneOffOutcome, OneOffRequest, run_one
-from farm.replay.properties import CheckLine, Level
+from farm.replay.properties import CheckLine, error, ok, warning
 from farm.replay.ready_program import ReadyProgram, ReadyRequest, made, plan_ready, read_program, ready_case
 from farm.replay.stored_result import try_build
 from farm.report.model import format as fmt
@@ -200,23 +199,6 @@ _INPUT_SECONDS = 300.0
 _DEFAULT_PRECISION = {DEFAULT_BACKEND: "8a8w"}
 
 
-class FitOf(StrEnum):
-    """Checked part of the fit, in the order of the lines."""
-
-    SOC = "SoC"
-    QNN = "QNN"
-    SKEL = "skel"
-    FILES = "files"
-    CPU = "on the CPU"
-    ERROR = "error"
-    SIZE = "size"
-    VTCM = "VTCM"
-
-
-FitLine = CheckLine[FitOf]
-"""Line of the fit of a program."""
-
-
 class Contexts(NamedTuple):
     """Compiled parts of a program for QNN."""
 
@@ -237,85 +219,85 @@ def read_contexts(path: Path) -> Contexts:
     return Contexts(sizes, found)
 
 
-def _soc_line(soc: Soc, target: Target, method: Method) -> FitLine:
+def _soc_line(soc: Soc, target: Target, method: Method) -> CheckLine:
     compiled = any(one.qnn is not None for one in method.delegates)
     how = f"compiled for it ({target.backend})" if compiled else "no part for QNN: any SoC's CPU runs it"
-    return FitLine(FitOf.SOC, Level.OK, f"{soc.name}, HTP V{soc.htp_arch}: {how}")
+    return ok("SoC", f"{soc.name}, HTP V{soc.htp_arch}: {how}")
 
 
-def qnn_line(compiled: str, runtime: str) -> FitLine:
+def qnn_line(compiled: str, runtime: str) -> CheckLine:
     """Return the line of the version of QNN: a runtime loads no program of a newer QNN."""
     by = f"compiled by QNN {compiled}" if compiled else "compiled by an unknown QNN"
     if not runtime:
         step = "docs/guides/runtime.md names its files"
-        return FitLine(FitOf.QNN, Level.WARNING, f"{by}, the runtime's version is unknown", step)
+        return warning("QNN", f"{by}, the runtime's version is unknown", step)
     ours, theirs = release_of(runtime), release_of(compiled)
     runtime = _BUILD_ID.sub(rb"\1", runtime.encode()).decode()
     if ours and theirs and theirs > ours:
         step = "compile it with that version, or use a newer SDK (QNN_SDK_ROOT)"
-        return FitLine(FitOf.QNN, Level.ERROR, f"{by}, newer than the runtime's {runtime}", step)
-    return FitLine(FitOf.QNN, Level.OK, f"{by}, the runtime has {runtime}")
+        return error("QNN", f"{by}, newer than the runtime's {runtime}", step)
+    return ok("QNN", f"{by}, the runtime has {runtime}")
 
 
-def file_lines(parts: Sequence[RuntimePart]) -> Iterator[FitLine]:
+def file_lines(parts: Sequence[RuntimePart]) -> Iterator[CheckLine]:
     """Yield the lines of the files for an attached Android device; files with one repair share a line."""
     faults = {part.name: fault for part in parts if (fault := find_fault(part))}
     skels = [part for part in parts if part.name.endswith("Skel.so")]
     for skel in skels:
         if fault := faults.pop(skel.name, None):
-            yield FitLine(FitOf.SKEL, Level.WARNING, _named(skel.name, fault), fault.repair)
+            yield warning("skel", _named(skel.name, fault), fault.repair)
         else:
-            yield FitLine(FitOf.SKEL, Level.OK, f"{skel.name}, for this HTP")
+            yield ok("skel", f"{skel.name}, for this HTP")
     for repair, problems in grouped((fault.repair, _named(name, fault)) for name, fault in faults.items()).items():
-        yield FitLine(FitOf.FILES, Level.WARNING, ", ".join(problems), repair)
+        yield warning("files", ", ".join(problems), repair)
     if not faults:
-        yield FitLine(FitOf.FILES, Level.OK, f"{len(parts) - len(skels)} for Android, complete")
+        yield ok("files", f"{len(parts) - len(skels)} for Android, complete")
 
 
 def _named(name: str, fault: FileFault) -> str:
     return fault.problem if fault.problem.startswith(name) else f"{name} {fault.problem}"
 
 
-def cpu_line(method: Method, *, on_cpu: bool) -> FitLine:
+def cpu_line(method: Method, *, on_cpu: bool) -> CheckLine:
     """Return the line of the operators that no delegate took."""
     left = sorted(method.cpu_operators.items(), key=lambda one: (-one[1], one[0]))
     if not left:
-        return FitLine(FitOf.CPU, Level.OK, "no operator" if not on_cpu else "all, by the delegate")
+        return ok("on the CPU", "no operator" if not on_cpu else "all, by the delegate")
     names = fmt.first_of([f"{name} {count}" for name, count in left], _NAMED_OPERATORS, "other kinds")
     if on_cpu:
-        return FitLine(FitOf.CPU, Level.OK, names)
+        return ok("on the CPU", names)
     parts = len(method.delegates)
     step = "each border copies tensors; docs/reference/operators.md lists the operators of QNN"
-    return FitLine(FitOf.CPU, Level.WARNING, f"{names}, beside {parts} delegated parts", step)
+    return warning("on the CPU", f"{names}, beside {parts} delegated parts", step)
 
 
-def error_line(error: Sequence[Figures] | None, *, is_compared: bool) -> FitLine:
+def error_line(figures: Sequence[Figures] | None, *, is_compared: bool) -> CheckLine:
     """Return the line of the expected error against FP32."""
-    if error is None:
-        known = "compared with the expected outputs after the execution" if is_compared else "unknown"
-        step = "" if is_compared else "--expect FP32 outputs, or run the module, as net.py:Net"
-        return FitLine(FitOf.ERROR, Level.OK if is_compared else Level.WARNING, known, step)
-    if not error:
-        return FitLine(FitOf.ERROR, Level.OK, "not computed: floating point is compared after the execution")
-    values = [one.sqnr_db for one in error]
+    if figures is None and is_compared:
+        return ok("error", "compared with the expected outputs after the execution")
+    if figures is None:
+        return warning("error", "unknown", "--expect FP32 outputs, or run the module, as net.py:Net")
+    if not figures:
+        return ok("error", "not computed: floating point is compared after the execution")
+    values = [one.sqnr_db for one in figures]
     shown = ", ".join(f"output {index} SQNR {fmt.decibel(value)} dB" for index, value in enumerate(values))
     text = f"{shown} against FP32, by the quantized module on the CPU"
     if any(value is not None and value < _LEAST_SQNR_DB for value in values):
-        return FitLine(FitOf.ERROR, Level.WARNING, text, "another --precision, or real inputs to calibrate with")
-    return FitLine(FitOf.ERROR, Level.OK, text)
+        return warning("error", text, "another --precision, or real inputs to calibrate with")
+    return ok("error", text)
 
 
-def size_line(pte_bytes: int, contexts: Contexts) -> FitLine:
+def size_line(pte_bytes: int, contexts: Contexts) -> CheckLine:
     """Return the line of the sizes of the file and of its greatest context."""
     text = f"{fmt.size(pte_bytes)}"
     if contexts.sizes:
         text += f", {len(contexts.sizes)} for QNN, the greatest {fmt.size(max(contexts.sizes))}"
         if max(contexts.sizes) > _MOST_CONTEXT_BYTES:
-            return FitLine(FitOf.SIZE, Level.ERROR, text, "the DSP addresses 4 GB: split the program")
-    return FitLine(FitOf.SIZE, Level.OK, text)
+            return error("size", text, "the DSP addresses 4 GB: split the program")
+    return ok("size", text)
 
 
-def vtcm_line(soc: Soc, values: Sequence[Value]) -> FitLine:
+def vtcm_line(soc: Soc, values: Sequence[Value]) -> CheckLine:
     """Return the line of the VTCM: the inputs and outputs that do not fit into it as a whole.
 
     A context does not show farm the tensors inside of it, so that a program with small inputs may spill too.
@@ -325,11 +307,11 @@ def vtcm_line(soc: Soc, values: Sequence[Value]) -> FitLine:
     if large := [value for value in values if value.is_tensor and value.nbytes > room]:
         greatest = max(large, key=lambda value: value.nbytes)
         step = "HTP works on it in pieces through DDR; smaller tensors are faster"
-        return FitLine(FitOf.VTCM, Level.WARNING, f"{text}, less than {greatest} ({fmt.size(greatest.nbytes)})", step)
-    return FitLine(FitOf.VTCM, Level.OK, f"{text}, more than each input and output")
+        return warning("VTCM", f"{text}, less than {greatest} ({fmt.size(greatest.nbytes)})", step)
+    return ok("VTCM", f"{text}, more than each input and output")
 
 
-PlannedProgram = tuple[ReadyProgram, tuple[FitLine, ...]]
+PlannedProgram = tuple[ReadyProgram, tuple[CheckLine, ...]]
 """Program for one SoC, with its fit."""
 
 
@@ -350,10 +332,10 @@ def plan_programs(
     return _compiled(config, prepare(config, virtual=request.virtual), request, socs, module, precision)
 
 
-def _planned(config: Config, tools: Toolchain, ready: ReadyProgram, error: list[Figures] | None) -> PlannedProgram:
+def _planned(config: Config, tools: Toolchain, ready: ReadyProgram, figures: list[Figures] | None) -> PlannedProgram:
     """Return a program with its fit.
 
-    `error` has the figures of each output of the quantized module against FP32, None without a module.
+    `figures` are of each output of the quantized module against FP32, None without a module.
     """
     target, method = ready.job.target, ready.method
     soc, backend = find_soc(target.soc), find_backend(target.backend)
@@ -365,8 +347,8 @@ def _planned(config: Config, tools: Toolchain, ready: ReadyProgram, error: list[
     if places:
         lines += file_lines(device_parts(soc, target.backend, places, target.mode))
     elif not backend.on_cpu:
-        lines.append(FitLine(FitOf.SKEL, Level.OK, "none: QNN's simulator runs it"))
-    lines += [cpu_line(method, on_cpu=backend.on_cpu), error_line(error, is_compared=bool(ready.expected))]
+        lines.append(ok("skel", "none: QNN's simulator runs it"))
+    lines += [cpu_line(method, on_cpu=backend.on_cpu), error_line(figures, is_compared=bool(ready.expected))]
     lines += [size_line(ready.path.stat().st_size, contexts)]
     if target.backend == "htp":
         lines.append(vtcm_line(soc, (*method.inputs, *method.outputs)))

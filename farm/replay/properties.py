@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Generic, TypeVar
 
 import msgspec
 
@@ -28,9 +27,6 @@ _MOST_NAMED = 3
 MOST_PUSH_SECONDS = 300.0
 """Longest time for the files of the health check, by the measured push speed."""
 _SIMULATED = "no DSP: a virtual device runs QNN's simulator"
-
-
-_Name = TypeVar("_Name")
 
 
 class Level(StrEnum):
@@ -63,10 +59,11 @@ class Property(StrEnum):
 _EXPLAINED_ABOVE = {Cause.DEVICE: Property.DOMAIN, Cause.RUNTIME: Property.SKEL}
 
 
-class CheckLine(msgspec.Struct, Generic[_Name], frozen=True):
+class CheckLine(msgspec.Struct, frozen=True):
     """Line of a check: of a device, or of the fit of a program."""
 
-    name: _Name
+    name: str
+    """What was checked: a Property of a device, or a part of the fit, as `size`."""
     level: Level
     text: str
     next_step: str = ""
@@ -76,10 +73,6 @@ class CheckLine(msgspec.Struct, Generic[_Name], frozen=True):
     def line(self) -> str:
         """Text of the line behind level and name."""
         return f"{self.text}: {self.next_step}" if self.next_step else self.text
-
-
-CheckedProperty = CheckLine[Property]
-"""Line of the check of a device."""
 
 
 class HealthCheckResult(msgspec.Struct, frozen=True):
@@ -93,27 +86,27 @@ class HealthCheckResult(msgspec.Struct, frozen=True):
     """True if the program did not run."""
 
 
-def ok(name: Property, text: str) -> CheckedProperty:
+def ok(name: str, text: str) -> CheckLine:
     """Return a line without a problem."""
-    return CheckedProperty(name, Level.OK, text)
+    return CheckLine(name, Level.OK, text)
 
 
-def warning(name: Property, text: str, next_step: str = "") -> CheckedProperty:
+def warning(name: str, text: str, next_step: str = "") -> CheckLine:
     """Return a warning."""
-    return CheckedProperty(name, Level.WARNING, text, next_step)
+    return CheckLine(name, Level.WARNING, text, next_step)
 
 
-def error(name: Property, text: str, next_step: str = "") -> CheckedProperty:
+def error(name: str, text: str, next_step: str = "") -> CheckLine:
     """Return an error."""
-    return CheckedProperty(name, Level.ERROR, text, next_step)
+    return CheckLine(name, Level.ERROR, text, next_step)
 
 
-def not_checked(name: Property, reason: str) -> CheckedProperty:
+def not_checked(name: str, reason: str) -> CheckLine:
     """Return the line of a property that could not be read."""
     return warning(name, f"not checked: {reason}")
 
 
-def identity(device: Device, soc_before: str) -> CheckedProperty:
+def identity(device: Device, soc_before: str) -> CheckLine:
     """Return the line about names; `soc_before` is the SoC that the store has for the same device."""
     name = Property.IDENTITY
     if soc_before and soc_before != device.soc:
@@ -126,7 +119,7 @@ def identity(device: Device, soc_before: str) -> CheckedProperty:
     return ok(name, about)
 
 
-def profile(device: Device) -> CheckedProperty:
+def profile(device: Device) -> CheckLine:
     """Return the line about the SoC profile."""
     soc = load_socs().get(device.soc)
     if soc is None:
@@ -137,7 +130,7 @@ def profile(device: Device) -> CheckedProperty:
     return ok(Property.PROFILE, f"{soc.name}{reported}: HTP V{soc.htp_arch}, {soc.vtcm_mb} MB VTCM, {backends}")
 
 
-def room(status: DeviceStatus, runtime_bytes: int) -> CheckedProperty:
+def room(status: DeviceStatus, runtime_bytes: int) -> CheckLine:
     """Return the line about free space; `runtime_bytes` is the size of the runtime."""
     name = Property.ROOM
     if status.free_bytes is None:
@@ -150,7 +143,7 @@ def room(status: DeviceStatus, runtime_bytes: int) -> CheckedProperty:
     return ok(name, free)
 
 
-def root(*, is_root: bool, refusal: str) -> CheckedProperty:
+def root(*, is_root: bool, refusal: str) -> CheckLine:
     """Return the line about root; `refusal` is the reason against it, empty where it can be had."""
     if is_root:
         return ok(Property.ROOT, "commands run as root")
@@ -160,7 +153,7 @@ def root(*, is_root: bool, refusal: str) -> CheckedProperty:
     return warning(Property.ROOT, refusal.removeprefix("root is needed, and "), step)
 
 
-def temperature(status: DeviceStatus, limits: HealthConfig) -> CheckedProperty:
+def temperature(status: DeviceStatus, limits: HealthConfig) -> CheckLine:
     """Return the line about temperature and battery."""
     name = Property.TEMPERATURE
     if problem := check(status, limits):
@@ -171,7 +164,7 @@ def temperature(status: DeviceStatus, limits: HealthConfig) -> CheckedProperty:
     return ok(name, f"{status.temperature_c:.1f} C{battery}")
 
 
-def page_size(facts: PlatformFacts, headers: Mapping[str, ElfHeader]) -> CheckedProperty:
+def page_size(facts: PlatformFacts, headers: Mapping[str, ElfHeader]) -> CheckLine:
     """Return the line about memory pages; `headers` has the files of the runtime by name."""
     name = Property.PAGES
     if not facts.page_bytes:
@@ -185,7 +178,7 @@ def page_size(facts: PlatformFacts, headers: Mapping[str, ElfHeader]) -> Checked
     return ok(name, f"{pages}, {len(own)} files are aligned for them" if own else pages)
 
 
-def selinux(facts: PlatformFacts, denied: Sequence[str]) -> CheckedProperty:
+def selinux(facts: PlatformFacts, denied: Sequence[str]) -> CheckLine:
     """Return the line about SELinux; `denied` has its denials during the health check."""
     name = Property.SELINUX
     if denied:
@@ -196,7 +189,7 @@ def selinux(facts: PlatformFacts, denied: Sequence[str]) -> CheckedProperty:
     return ok(name, f"{facts.selinux}, no denial during the check")
 
 
-def domain(device: Device, facts: PlatformFacts, checked: HealthCheckResult) -> CheckedProperty:
+def domain(device: Device, facts: PlatformFacts, checked: HealthCheckResult) -> CheckLine:
     """Return the line about the process domain for unsigned code."""
     name = Property.DOMAIN
     if checked.cause is Cause.DEVICE:
@@ -208,7 +201,7 @@ def domain(device: Device, facts: PlatformFacts, checked: HealthCheckResult) -> 
     return _reached(device, facts)
 
 
-def _reached(device: Device, facts: PlatformFacts) -> CheckedProperty:
+def _reached(device: Device, facts: PlatformFacts) -> CheckLine:
     """Return how far this user reaches the DSP of a device where the health check did not run."""
     name = Property.DOMAIN
     if facts.closed_nodes and not facts.nodes:
@@ -221,7 +214,7 @@ def _reached(device: Device, facts: PlatformFacts) -> CheckedProperty:
     return not_checked(name, f"{', '.join(facts.nodes)} can be opened, and the health check did not get so far")
 
 
-def skel(device: Device, headers: Mapping[str, ElfHeader], checked: HealthCheckResult, missing: str) -> CheckedProperty:
+def skel(device: Device, headers: Mapping[str, ElfHeader], checked: HealthCheckResult, missing: str) -> CheckLine:
     """Return the line about the skel; `missing` is the reason for an absent runtime."""
     name = Property.SKEL
     if missing:
@@ -239,7 +232,7 @@ def skel(device: Device, headers: Mapping[str, ElfHeader], checked: HealthCheckR
     return ok(name, f"{found} was loaded")
 
 
-def health(checked: HealthCheckResult) -> CheckedProperty:
+def health(checked: HealthCheckResult) -> CheckLine:
     """Return the line about the health check."""
     name = Property.HEALTH
     if checked.skipped:
@@ -251,7 +244,7 @@ def health(checked: HealthCheckResult) -> CheckedProperty:
     return ok(name, "passed")
 
 
-def push_speed(bytes_per_s: float, runtime_bytes: int) -> CheckedProperty:
+def push_speed(bytes_per_s: float, runtime_bytes: int) -> CheckLine:
     """Return the line about the speed of a push."""
     speed = f"{bytes_per_s / 1e6:.1f} MB/s"
     if bytes_per_s < _SLOW_BYTES_PER_S:
@@ -261,7 +254,7 @@ def push_speed(bytes_per_s: float, runtime_bytes: int) -> CheckedProperty:
     return ok(Property.PUSH, speed)
 
 
-def latencies(checked: HealthCheckResult) -> CheckedProperty:
+def latencies(checked: HealthCheckResult) -> CheckLine:
     """Return the line about the spread of the health check's latencies."""
     name, samples = Property.LATENCIES, checked.latency_ns
     if checked.problem or len(samples) < _LEAST_SAMPLES:
@@ -276,7 +269,7 @@ def latencies(checked: HealthCheckResult) -> CheckedProperty:
     return ok(name, text)
 
 
-def _explained(name: Property, reason: str) -> CheckedProperty:
+def _explained(name: Property, reason: str) -> CheckLine:
     """Return the error of a reason that ends with the next step."""
     problem, _, step = reason.rpartition(": ")
     return error(name, problem or step, step if problem else "")

@@ -25,7 +25,6 @@ from farm.devices.execution.raw import RawResult
 from farm.dispatch.request.profiling import Profile
 from farm.replay.exec_plan import (
     Contexts,
-    FitLine,
     before_the_end,
     cpu_line,
     error_line,
@@ -39,7 +38,7 @@ from farm.replay.exec_plan import (
     size_line,
     vtcm_line,
 )
-from farm.replay.properties import Level
+from farm.replay.properties import CheckLine, Level
 from farm.replay.ready_program import ReadyRequest, plan_ready, random_sample, read_list, read_samples, run_ready
 from farm.results.attempt import Attempt, Stage, Verdict
 from farm.results.numerics import compare
@@ -464,7 +463,7 @@ FITS, LARGE = Value((1, 3, 224, 224), "float32"), Value((1, 64, 512, 512), "floa
         (vtcm_line(find_soc("SM8650"), [FITS, LARGE]), Level.WARNING, ""),
     ],
 )
-def test_the_fit_of_a_program_has_levels(line: FitLine, level: Level, text: str) -> None:
+def test_the_fit_of_a_program_has_levels(line: CheckLine, level: Level, text: str) -> None:
     assert line.level is level
     assert text in line.text
 
