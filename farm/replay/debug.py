@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -334,22 +335,12 @@ def describe(divergence: Divergence) -> str:
     )
 
 
-def job_to_debug(
-    config: Config,
-    text: str,
-    *,
-    soc: str | None = None,
-    precision: str | None = None,
-    options: Sequence[str] = (),
-    method: str | None = None,
-) -> Job:
-    """Return the job that `text` names: `suite/case[SM8650-htp-8a8w]`, or `suite/case` with an SoC and a precision.
+def job_to_debug(config: Config, text: str, *, method: str | None = None, **target: Any) -> Job:
+    """Return the job that `text` and `target` name as in `named_job`, with one method: `method`, or the executed one.
 
-    The precision may be omitted for a case with a single one. The job has one method of the program: `method`, or else
-    the executed one. Raises UnknownNameError with the nearest name, IllegalTargetError, UsageError for a text with
-    no job or several jobs.
+    Raises UnknownNameError with the nearest name, IllegalTargetError, UsageError for a text with no job or several.
     """
-    return with_layers(named_job(config, text, "farm debug", soc=soc, precision=precision, options=options), method)
+    return with_layers(named_job(config, text, "farm debug", **target), method)
 
 
 def with_layers(job: Job, method: str | None = None) -> Job:

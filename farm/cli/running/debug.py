@@ -40,17 +40,7 @@ _NAME = WIDTH - 2 * _FIGURES
 @click.option("--csv-file", "csv_file", type=opt.OUTPUT_FILE, help="Write the figures here too.")
 @opt.toolchain_option()
 @opt.json_option("Print everything as JSON instead of a table.")
-def command(
-    job: str,
-    csv_file: Path | None,
-    toolchain: str,
-    *,
-    virtual: bool,
-    sample: int,
-    timeout_s: float,
-    operators: bool,
-    **target: Any,
-) -> int:
+def command(job: str, csv_file: Path | None, toolchain: str, *, operators: bool, **options: Any) -> int:
     """Compare the numbers of JOB layer by layer, and name the first layer that goes wrong and the likely cause.
 
     JOB is a job's id, "suite/case[SM8650-htp-8a8w]", or suite/case with --soc and --precision, which may be left out
@@ -69,15 +59,10 @@ def command(
     from farm.replay.debug import DebugRequest, debug, job_to_debug
 
     config = opt.configured()
-    request = DebugRequest(
-        job=job_to_debug(config, job, **target),
-        virtual=virtual,
-        sample=sample,
-        timeout_s=timeout_s,
-        command=as_called(),
-    )
+    execution = {name: options.pop(name) for name in ("virtual", "sample", "timeout_s")}
+    request = DebugRequest(job=job_to_debug(config, job, **options), command=as_called(), **execution)
     outcome = debug(use_toolchain(config, toolchain), request)
-    show(_data(outcome, sample), _text(outcome, sample, operators=operators))
+    show(_data(outcome, request.sample), _text(outcome, request.sample, operators=operators))
     if csv_file is not None:
         write_file(csv_file, layers_csv(outcome.layers, outcome.diagnosis))
         echo(f"csv: {csv_file}", err=True)

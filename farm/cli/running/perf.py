@@ -143,16 +143,7 @@ def compare_command(*, html: Path | None, limit: int, programs_only: bool, **giv
 @opt.interleaved_options
 @opt.toolchain_option()
 @opt.json_option("Print everything, with all samples, as JSON.")
-def confirm_command(
-    job: str | None,
-    run_ref: str | None,
-    budget_s: float | None,
-    good: str | None,
-    bad: str | None,
-    metrics: tuple[str, ...],
-    toolchain: str,
-    **bench: Any,
-) -> int:
+def confirm_command(job: str | None, toolchain: str, *, run_ref: str | None, **options: Any) -> int:
     """Measure whether JOB really got worse: interleaved A/B of both bundles on one device.
 
     Without JOB, all suspected regressions of a run are measured. The results are recorded,
@@ -169,8 +160,8 @@ def confirm_command(
     Exit codes: 0 nothing confirmed; 2 usage; 3 it got worse; 4 no device or
     infrastructure; 7 no result, or a bundle is gone; 130 interrupted.
     """
-    opt.refuse_attached(virtual=bench["virtual"])
-    request = pairs_request(bench)
+    opt.refuse_attached(virtual=options["virtual"])
+    request, budget_s = _pairs_request(options), options["budget_s"]
     if job is None:
         opt.refuse_given("{0} is for one JOB: name it, or leave {0} out", "good", "bad", "metrics")
         return _confirm_run(run_ref, request, budget_s, toolchain)
@@ -180,20 +171,21 @@ def confirm_command(
     from farm.numbers.regressions.stored_pairs import choose_results, confirm_job
 
     with opened(existing=True) as (config, store):
-        old, new = choose_results(store, job, good, bad)
+        old, new = choose_results(store, job, options["good"], options["bad"])
         selected = config_to_run_again(config, new.run, toolchain)
-        outcome = confirm_job(selected, store, old, new, request, metrics)
+        outcome = confirm_job(selected, store, old, new, request, options["metrics"])
     show(_confirm_data(outcome), _confirm_lines(outcome))
     return ExitCode.REGRESSION if outcome.confirmed else 0
 
 
-def pairs_request(bench: dict[str, Any]) -> PairsRequest:
-    """Return the request from the options of `interleaved_options`."""
+def _pairs_request(options: dict[str, Any]) -> PairsRequest:
+    """Return the request from the options of `interleaved_options` among `options`."""
     from farm.numbers.regressions.stored_pairs import PairsRequest
     from farm.results.analysis.confirmation import INFERENCES
 
-    inferences = {"inferences": bench["inferences"] or INFERENCES, "least_inferences": bench["inferences"] or 0}
-    return PairsRequest(**bench | inferences, command=as_called())
+    fields = {name: options[name] for name in ("pairs", "device", "virtual")}
+    inferences, least = options["inferences"] or INFERENCES, options["inferences"] or 0
+    return PairsRequest(**fields, inferences=inferences, least_inferences=least, command=as_called())
 
 
 def _confirm_run(run_ref: str | None, request: PairsRequest, budget_s: float | None, toolchain: str) -> int:
@@ -421,8 +413,6 @@ def _bisect_runs(job: str, options: dict[str, Any]) -> int:
     from farm.dispatch.request.records import config_to_run_again
     from farm.numbers.regressions.stored_pairs import bisect, find_ends
 
-    request = pairs_request({name: options[name] for name in ("pairs", "inferences", "device", "virtual")})
-
     def show_probe(result: StoredResult, probe: Probe) -> None:
         line = f"{result.run.id}  {_WORDS[probe.answer]}: {probe.reason}"
         echo("\n".join(wrapped(line)), err=opt.is_json())
@@ -430,7 +420,7 @@ def _bisect_runs(job: str, options: dict[str, Any]) -> int:
     with opened(existing=True) as (config, store):
         old, new = find_ends(store, job, options["good"], options["bad"])
         selected = config_to_run_again(config, new.run, "")
-        outcome = bisect(selected, store, old, new, request, options["metric"], show_probe)
+        outcome = bisect(selected, store, old, new, _pairs_request(options), options["metric"], show_probe)
     show(_bisect_data(outcome), _bisect_lines(outcome))
     return ExitCode.REGRESSION if outcome.found else 0
 
