@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import NamedTuple
 
 # How farm's names of devices and adb's go together.
@@ -84,32 +84,12 @@ ENTRY_V2 = struct.Struct("<4sI2Q4IQ3qI")
 DATA_BYTES = 64 * 1024
 # adbd refuses longer ones.
 PATH_BYTES = 1024
-# As many DATA messages as fit into one packet of 1 MiB.
-_FRAMES = 15
 
 
-class DataFrames:
-    """Reads a file as DATA messages, many at a time and without copying. The buffer is used again."""
-
-    def __init__(self) -> None:
-        frame = MESSAGE.size + DATA_BYTES
-        self._buffer = memoryview(bytearray(frame * _FRAMES))
-        self._slots = [self._buffer[n * frame + MESSAGE.size : (n + 1) * frame] for n in range(_FRAMES)]
-        for n in range(_FRAMES):
-            MESSAGE.pack_into(self._buffer, n * frame, b"DATA", DATA_BYTES)
-
-    def read(self, file: int) -> memoryview:
-        """Return the next messages, valid until the next call; empty at the end of the file."""
-        size = os.readv(file, self._slots)
-        full, rest = divmod(size, DATA_BYTES)
-        end = full * (MESSAGE.size + DATA_BYTES)
-        if not rest:
-            return self._buffer[:end]
-        last = bytearray(self._buffer[end : end + MESSAGE.size + rest])
-        MESSAGE.pack_into(last, 0, b"DATA", rest)
-        if not full:
-            return memoryview(last)
-        return memoryview(bytes(self._buffer[:end]) + last)
+def data_messages(file: int) -> Iterator[bytes]:
+    """Yield the rest of a file as DATA messages."""
+    while data := os.read(file, DATA_BYTES):
+        yield MESSAGE.pack(b"DATA", len(data)) + data
 
 
 # Packets of adb's transport protocol over one socket.
@@ -132,6 +112,29 @@ CNXN, AUTH, OPEN, OKAY, WRTE, CLSE = (
 
 class ProtocolError(Exception):
     """Violation of the protocol by the peer; the connection ends."""
+
+
+# Frames of shell protocol v2, standard streams and the exit code over one stream: a byte for the kind, a length, and
+# the payload. Source: shell_protocol.h of AOSP's packages/modules/adb.
+
+FRAME = struct.Struct("<BI")
+STDIN, STDOUT, STDERR, EXIT, CLOSE_STDIN, WINDOW_SIZE = range(6)
+
+
+def take_frames(received: bytearray) -> list[tuple[int, bytes]]:
+    """Remove the whole frames from the received bytes; return their kinds and payloads. Raises ProtocolError."""
+    frames, position = [], 0
+    while len(received) - position >= FRAME.size:
+        kind, size = FRAME.unpack_from(received, position)
+        if size > MAX_PAYLOAD:
+            raise ProtocolError(f"announced a frame of {size} bytes: it does not speak adb's shell protocol v2")
+        start = position + FRAME.size
+        if len(received) < start + size:
+            break
+        position = start + size
+        frames.append((kind, bytes(memoryview(received)[start:position])))
+    del received[:position]
+    return frames
 
 
 class Packet(NamedTuple):

@@ -1,8 +1,6 @@
 """The transport over a real adb server, for phones and virtual devices alike.
 
-Programs run over adb's shell protocol v2: standard streams and the exit code over one stream. A frame is one byte for
-its kind, a little-endian u32 for its length, and its bytes (shell_protocol.h of AOSP's packages/modules/adb). Files
-move over its sync protocol.
+Programs run over adb's shell protocol v2, files move over its sync protocol.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import os
 import select
 import socket
 import stat
-import struct
 import threading
 import time
 from collections import deque
@@ -24,7 +21,22 @@ from pathlib import Path, PurePosixPath
 from farm.base.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, InfraError
 from farm.base.text import clean_text, says_full
 from farm.devices.adb.host import AdbHost
-from farm.devices.adb.protocol import DATA_BYTES, MESSAGE, PATH_BYTES, DataFrames, acknowledge, environment_with
+from farm.devices.adb.protocol import (
+    CLOSE_STDIN,
+    DATA_BYTES,
+    EXIT,
+    FRAME,
+    MESSAGE,
+    PATH_BYTES,
+    STDERR,
+    STDIN,
+    STDOUT,
+    ProtocolError,
+    acknowledge,
+    data_messages,
+    environment_with,
+    take_frames,
+)
 from farm.devices.adb.server import suitable_adb
 from farm.devices.device import AdbAddress
 from farm.devices.files import MinThroughput, local_errors, replacing
@@ -50,7 +62,6 @@ class SyncStream:
         self._out = bytearray()
         self._buffer = memoryview(bytearray(_BUFFER))
         self._in = self._buffer[:0]
-        self._frames = DataFrames()
         self._links: set[PurePosixPath] = set()
 
     def close(self) -> None:
@@ -111,8 +122,8 @@ class SyncStream:
                 status = os.fstat(file.fileno())
                 mode = 0o755 if status.st_mode & 0o111 else 0o644
                 self._request(b"SEND", name + b",%d" % (stat.S_IFREG | mode))
-                for frames in iter(lambda: self._frames.read(file.fileno()), b""):
-                    self._write(frames)
+                for message in data_messages(file.fileno()):
+                    self._write(message)
                 modified = status.st_mtime
         self._write(MESSAGE.pack(b"DONE", int(modified) & 0xFFFFFFFF))
 
@@ -222,10 +233,6 @@ def _name(path: PurePosixPath, serial: str) -> bytes:
 
 # Programs, and what else a device does.
 
-_FRAME = struct.Struct("<BI")
-_STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN = range(5)
-# adb's largest payload; a device that announces more does not speak this protocol.
-_FRAME_BYTES = 1 << 20
 _STDIN_CHUNK = 64 * 1024
 _READ_BYTES = 256 * 1024
 
@@ -251,15 +258,15 @@ class ShellProcess(Process):
     def send(self, data: bytes) -> None:
         """See Process."""
         pieces = [data[start : start + _STDIN_CHUNK] for start in range(0, len(data), _STDIN_CHUNK)]
-        super().send(b"".join(_FRAME.pack(_STDIN, len(piece)) + piece for piece in pieces))
+        super().send(b"".join(FRAME.pack(STDIN, len(piece)) + piece for piece in pieces))
 
     def close_stdin(self) -> None:
         """See Process."""
-        super().send(_FRAME.pack(_CLOSE_STDIN, 0))
+        super().send(FRAME.pack(CLOSE_STDIN, 0))
 
     def receive(self, timeout_s: float) -> Output:
         """See Process."""
-        output: dict[int, list[bytes]] = {_STDOUT: [], _STDERR: []}
+        output: dict[int, list[bytes]] = {STDOUT: [], STDERR: []}
         deadline = time.monotonic() + timeout_s
         while self._code is None and not any(output.values()):
             self._poll.register(self._stream, select.POLLIN | (select.POLLOUT if self._sending else 0))
@@ -273,7 +280,7 @@ class ShellProcess(Process):
             # Also when something came: it may have been nothing that this waits for.
             if left <= 0:
                 break
-        stdout, stderr = (b"".join(output[kind]) for kind in (_STDOUT, _STDERR))
+        stdout, stderr = (b"".join(output[kind]) for kind in (STDOUT, STDERR))
         self._keep_tail(stderr)
         return Output(stdout, stderr, self._code)
 
@@ -306,22 +313,15 @@ class ShellProcess(Process):
         if not data:
             raise self._broke("the connection ended before the program did")
         self._received += data
-        position = 0
-        while len(self._received) - position >= _FRAME.size:
-            kind, size = _FRAME.unpack_from(self._received, position)
-            if size > _FRAME_BYTES:
-                problem = f"announced a frame of {size} bytes: it does not speak adb's shell protocol v2"
-                raise DeviceError(self._serial, problem, argv=self._argv, stderr=self._tail)
-            start = position + _FRAME.size
-            if len(self._received) < start + size:
-                break
-            payload = bytes(memoryview(self._received)[start : start + size])
-            position = start + size
+        try:
+            frames = take_frames(self._received)
+        except ProtocolError as error:
+            raise DeviceError(self._serial, str(error), argv=self._argv, stderr=self._tail) from None
+        for kind, payload in frames:
             if kind in output and payload:
                 output[kind].append(payload)
-            elif kind == _EXIT and payload:
+            elif kind == EXIT and payload:
                 self._code = payload[0]
-        del self._received[:position]
 
     def _broke(self, problem: str) -> DeviceError:
         return self._host.classify(self._serial, problem, argv=self._argv, stderr=self._tail)

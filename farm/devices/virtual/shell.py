@@ -17,7 +17,7 @@ import termios
 from typing import TYPE_CHECKING
 
 from farm.base.reaper import MARK, Lifeline
-from farm.devices.adb.protocol import MAX_PAYLOAD, ProtocolError
+from farm.devices.adb.protocol import CLOSE_STDIN, EXIT, FRAME, STDERR, STDIN, STDOUT, WINDOW_SIZE, take_frames
 from farm.devices.virtual.faults import CONDITIONS, LINK_KINDS, Fault, FaultKind
 from farm.devices.virtual.streams import Stream, StreamClosedError, cancelled
 
@@ -251,10 +251,6 @@ def _processes_of(life: bytes) -> list[int]:
 # adb's services `shell` and `exec`: a command's streams, as they are or in frames of shell protocol v2.
 
 
-# Frame of shell protocol v2, shell_protocol.h of AOSP's packages/modules/adb: a byte for the kind, and a length.
-_FRAME = struct.Struct("<BI")
-_STDIN, _STDOUT, _STDERR, _EXIT, _CLOSE_STDIN, _WINDOW_SIZE = range(6)
-
 # `adb exec-in` hangs up when it has sent everything: how long the command may take to read it.
 _DRAIN_SECONDS = 5.0
 
@@ -332,35 +328,27 @@ class _FramedSession:
     async def pump_output(self) -> None:
         # A task group, because a pump that outlives the other would use a descriptor that was closed and reused.
         async with asyncio.TaskGroup() as pumps:
-            pumps.create_task(self._pump(self._command.stdout, _STDOUT))
+            pumps.create_task(self._pump(self._command.stdout, STDOUT))
             if self._command.stderr >= 0:
-                pumps.create_task(self._pump(self._command.stderr, _STDERR))
+                pumps.create_task(self._pump(self._command.stderr, STDERR))
         code = await self._output.wait()
         if words := self._output.last_words():
-            await self._write(_STDERR, words)
-        await self._write(_EXIT, bytes([code & 0xFF]))
+            await self._write(STDERR, words)
+        await self._write(EXIT, bytes([code & 0xFF]))
 
     async def feed_input(self) -> None:
         received = bytearray()
         while (data := await self._stream.read()) is not None:
             received += data
-            while len(received) >= _FRAME.size:
-                kind, size = _FRAME.unpack_from(received)
-                if size > MAX_PAYLOAD:
-                    raise ProtocolError("a frame larger than a packet")
-                end = _FRAME.size + size
-                if len(received) < end:
-                    break
-                payload = bytes(received[_FRAME.size : end])
-                del received[:end]
+            for kind, payload in take_frames(received):
                 await self._take(kind, payload)
 
     async def _take(self, kind: int, payload: bytes) -> None:
-        if kind == _STDIN:
+        if kind == STDIN:
             await self._command.write(memoryview(payload))
-        elif kind == _CLOSE_STDIN:
+        elif kind == CLOSE_STDIN:
             self._command.close_stdin()
-        elif kind == _WINDOW_SIZE:
+        elif kind == WINDOW_SIZE:
             # "24x80,0x0": rows and columns, then pixels.
             rows, _, columns = payload.partition(b",")[0].partition(b"x")
             if rows.isdigit() and columns.isdigit():
@@ -372,7 +360,7 @@ class _FramedSession:
 
     async def _write(self, kind: int, data: bytes) -> None:
         """Return when `data` is on its way, with what others wrote while it waited."""
-        self._frames += _FRAME.pack(kind, len(data)) + data
+        self._frames += FRAME.pack(kind, len(data)) + data
         async with self._sending:
             await self._stream.wait_writable()
             if self._frames:

@@ -21,8 +21,8 @@ from farm.devices.adb.protocol import (
     PATH_BYTES,
     STAT_V1,
     STAT_V2,
-    DataFrames,
     ProtocolError,
+    data_messages,
 )
 from farm.devices.virtual.faults import CONDITIONS, Fault, FaultKind
 from farm.devices.virtual.streams import Stream, StreamClosedError
@@ -182,8 +182,8 @@ def _problem(what: str, step: Callable[..., object], *arguments: object) -> str:
     return ""
 
 
-# Bytes of small answers that are sent as one write.
-_BATCH_BYTES = 256 * 1024
+# Bytes of answers that are sent as one write: a packet.
+_BATCH_BYTES = 1 << 20
 _U32 = 0xFFFFFFFF
 
 
@@ -194,7 +194,6 @@ class SyncSession:
         self._stream, self._tree, self._faults = stream, tree, faults
         self._in = memoryview(b"")
         self._out = bytearray()
-        self._frames = DataFrames()
         self._failed = False
 
     async def serve(self) -> None:
@@ -286,21 +285,17 @@ class SyncSession:
                     await self._reply(MESSAGE.pack(b"DATA", len(piece)) + piece)
                     await self._flush()
             else:
-                while data := self._frames.read(number):
-                    await self._reply(data)
+                for message in data_messages(number):
+                    await self._reply(message)
             await self._reply(MESSAGE.pack(b"DONE", 0))
         finally:
             os.close(number)
 
-    async def _reply(self, data: bytes | bytearray | memoryview) -> None:
+    async def _reply(self, data: bytes) -> None:
         """Queue an answer; small answers are sent together, before the next wait for a request."""
-        if len(data) >= _BATCH_BYTES:
+        self._out += data
+        if len(self._out) >= _BATCH_BYTES:
             await self._flush()
-            await self._stream.write(data)
-        else:
-            self._out += data
-            if len(self._out) >= _BATCH_BYTES:
-                await self._flush()
 
     async def _flush(self) -> None:
         if self._out:
