@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import shlex
 import tarfile
@@ -11,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from farm.base import files
 from farm.base.errors import DeviceError, DeviceSpaceError, DeviceTimeoutError, LocalError
@@ -145,6 +146,7 @@ _SHORT = "Wrote only"
 
 _BLOCK = 512
 _CHUNK = 256 * 1024
+_BUFFER = 64 * 1024
 # No reader leaves so much behind: an archive ends with some KiB of zeros.
 _MOST_UNREAD = 4 * _CHUNK
 # Linux' PATH_MAX.
@@ -166,17 +168,15 @@ class _Program:
         self._process, self.serial, self._stall_s = process, serial, stall_s
         self._throughput = MinThroughput(serial, files, stall_s)
         self._moved_s = time.monotonic()
-        self._waiting, self._received = bytearray(), bytearray()
+        self._received = bytearray()
         self.stderr = b""
         self.code: int | None = None
-        self.close = self._process.close
+        self.close, self.close_stdin = process.close, process.close_stdin
 
-    def write(self, data: bytes, *, at_once: bool = False) -> None:
-        """Send data, small pieces together; little of it is unsent when this returns."""
-        self._waiting += data
-        if at_once or len(self._waiting) >= _CHUNK:
-            self._process.send(bytes(self._waiting))
-            self._waiting.clear()
+    def write(self, data: bytes) -> None:
+        """Send data, unless the program has ended; little of it is unsent when this returns."""
+        if self.code is None:
+            self._process.send(data)
         while self.code is None and self._process.unsent > _CHUNK:
             self._move(_SEND_SECONDS)
 
@@ -187,11 +187,6 @@ class _Program:
         data = bytes(self._received[:size])
         del self._received[:size]
         return data
-
-    def end_input(self) -> None:
-        """Send the rest, and let the program read the end of its input."""
-        self.write(b"", at_once=True)
-        self._process.close_stdin()
 
     def wait(self) -> None:
         """Wait for the end of the program."""
@@ -223,11 +218,12 @@ def push_archive(
     if not files:
         return
     with contextlib.closing(_Program(start(["sh", "-c", _EXTRACT]), serial, stall_s, len(files))) as program:
-        for piece in _archive(zip(names, files.values(), strict=True)):
-            program.write(piece)
-            if program.code is not None:
-                break
-        program.end_input()
+        # A stream of tarfile needs `write` alone.
+        stream: Any = program
+        with tarfile.open(None, "w|", stream, _BUFFER, format=tarfile.GNU_FORMAT, encoding="utf-8") as archive:
+            for name, source in zip(names, files.values(), strict=True):
+                _add(archive, name, source)
+        program.close_stdin()
         program.wait()
     if program.code:
         raise _push_failure(program, list(files))
@@ -259,35 +255,22 @@ def pull_archive(
         batches.extend([path] for path in linked)
 
 
-def _archive(files: Iterable[tuple[str, Path | bytes | Link]]) -> Iterator[bytes]:
-    """Yield the archive of `files` in pieces. Raises LocalError."""
-    for name, source in files:
-        entry = tarfile.TarInfo(name)
-        entry.mode = 0o644
-        if isinstance(source, bytes):
-            entry.size = len(source)
-            yield _header(entry) + source
-        elif isinstance(source, Path):
-            with local_errors(source), source.open("rb", buffering=0) as file:
-                status = os.fstat(file.fileno())
-                entry.mode = 0o755 if status.st_mode & 0o111 else 0o644
-                left = entry.size = status.st_size
-                yield _header(entry)
-                while left:
-                    data = file.read(min(left, _CHUNK))
-                    if not data:
-                        raise OSError(0, "it became shorter while it was read")
-                    left -= len(data)
-                    yield data
-        else:
-            entry.type, entry.linkname = tarfile.SYMTYPE, str(source.target)
-            yield _header(entry)
-        yield bytes(-entry.size % _BLOCK)
-    yield bytes(2 * _BLOCK)
-
-
-def _header(entry: tarfile.TarInfo) -> bytes:
-    return entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+def _add(archive: tarfile.TarFile, name: str, source: Path | bytes | Link) -> None:
+    """Add a file or a link to an archive. Raises LocalError."""
+    entry = tarfile.TarInfo(name)
+    entry.mode = 0o644
+    if isinstance(source, bytes):
+        entry.size = len(source)
+        archive.addfile(entry, io.BytesIO(source))
+    elif isinstance(source, Path):
+        with local_errors(source), source.open("rb") as file:
+            status = os.fstat(file.fileno())
+            entry.mode = 0o755 if status.st_mode & 0o111 else 0o644
+            entry.size = status.st_size
+            archive.addfile(entry, file)
+    else:
+        entry.type, entry.linkname = tarfile.SYMTYPE, str(source.target)
+        archive.addfile(entry)
 
 
 def _receive(program: _Program, path: PurePosixPath, target: Path, limit: int) -> bool:
