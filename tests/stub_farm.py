@@ -27,7 +27,7 @@ from farm.builds.runtime.runtime import Runtime
 from farm.devices.adb.server import AdbServer, start_adb_server
 from farm.devices.device import Device
 from farm.devices.virtual.boot import boot
-from farm.devices.virtual.faults import fired
+from farm.devices.virtual.faults import fired, randomize
 from farm.dispatch.device_run.health_check import health_check_jobs
 from farm.results.attempt import Stage, Verdict
 from farm.store.cluster.records import PlannedJob
@@ -201,7 +201,10 @@ def make_stub_farm(
     named = [(Job(stub_case(f"{word}_{number:05}"), _TARGET), word) for number, word in enumerate(words)]
     health_check_key = make_bundle(cache, f"{FINE} {_HEALTH_CHECK_MS}")
     server = start_adb_server(supervisor, folder / "adb")
-    booted = boot(supervisor, server, [SOC] * devices, folder / "devices", fault_rate=fault_rate, fault_seed=fault_seed)
+    booted = boot(supervisor, server, [SOC] * devices, folder / "devices")
+    roots = {device.serial: folder / "devices" / device.serial for device in booted}
+    for root in roots.values():
+        randomize(root, fault_rate, fault_seed)
     planned = tuple(PlannedJob(job, keys[word], cached=True) for job, word in named)
     checks = health_check_jobs(tuple(one.job for one in planned))
     return StubFarm(
@@ -209,7 +212,7 @@ def make_stub_farm(
         health_checks=tuple(PlannedJob(job, health_check_key, cached=True) for job in checks),
         devices=tuple(booted), runtimes={device.serial: runtime for device in booted},
         behaviours={job.id: word for job, word in named}, latency_ms=latency_ms, server=server,
-        roots={device.serial: folder / "devices" / device.serial for device in booted},
+        roots=roots,
     )  # fmt: skip
 
 

@@ -113,7 +113,7 @@ class SshProcess(Process):
         try:
             if self._code is None:
                 with contextlib.suppress(DeviceError, OSError, EOFError, paramiko.SSHException):
-                    self._kill()
+                    self._link.run_ending(_sh(END_MARKED), f"{self._mark}\n".encode(), _KILL_SECONDS)
         finally:
             self._link.release(self._channel)
             self._link.give_back()
@@ -142,9 +142,6 @@ class SshProcess(Process):
         if code >= 0:
             return code
         raise self._link.classify("the connection ended before the program did", argv=self._argv, stderr=self._tail)
-
-    def _kill(self) -> None:
-        self._link.run_ending(_sh(END_MARKED), f"{self._mark}\n".encode(), _KILL_SECONDS)
 
 
 def _sh(script: str) -> bytes:

@@ -25,7 +25,6 @@ from farm.devices.adb.transport import STORAGE
 from farm.devices.device import LOOPBACK, AdbAddress, Device
 from farm.devices.execution.content_store import OBJECTS
 from farm.devices.facts import identify
-from farm.devices.virtual.faults import randomize
 from farm.devices.virtual.tree import BUILDS
 
 if TYPE_CHECKING:
@@ -137,15 +136,12 @@ def boot(
     root: Path,
     *,
     build: str = BUILDS[0],
-    fault_rate: float = 0.0,
-    fault_seed: int = 0,
     before: Callable[[Path], None] = lambda _: None,
 ) -> list[Device]:
     """Start one virtual device per entry of `socs` and return them, in that order, ready to be used.
 
     The n-th device of an SoC is `virtual-SM8650-n`; the folder of that name in `root` keeps the files of all its
-    starts; `before` is called with it before the first start. `build` is an entry of `tree.BUILDS`. Once all devices
-    are up, each operation meets a fault with the probability `fault_rate`; equal seeds give equal faults. Raises
+    starts; `before` is called with it before the first start. `build` is an entry of `tree.BUILDS`. Raises
     UnknownNameError before the first start, and InfraError with the log of a device that does not start.
     """
     seen: Counter[str] = Counter()
@@ -161,15 +157,11 @@ def boot(
     children = [start_device(supervisor, serial, soc, root, build) for serial, soc in serials.items()]
     try:
         with ThreadPoolExecutor(max_workers=min(16, len(children))) as pool:
-            devices = list(pool.map(partial(attach_device, adb_server), children))
-        if fault_rate:
-            for serial in serials:
-                randomize(root / serial, fault_rate, fault_seed)
+            return list(pool.map(partial(attach_device, adb_server), children))
     except BaseException:
         for child in children:
             child.terminate()
         raise
-    return devices
 
 
 def start_device(supervisor: Supervisor, serial: str, soc: str, root: Path, build: str) -> Child:

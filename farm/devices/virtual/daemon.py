@@ -233,7 +233,7 @@ class Daemon:
             # adbd accepts the stream and writes the error on it, so that adb ends with exit code 0.
             return None
         services: dict[str, Service] = {
-            "sync": self._sync,
+            "sync": lambda stream: SyncSession(stream, self._tree, self.faults).serve(),
             "root": partial(self._switch_root, wanted=True),
             "unroot": partial(self._switch_root, wanted=False),
             "reboot": partial(self._reboot, mode=rest),
@@ -267,9 +267,6 @@ class Daemon:
             # The end of the stream reports the failure.
             return
         await carry(stream, reader, writer)
-
-    async def _sync(self, stream: Stream) -> None:
-        await SyncSession(stream, self._tree, self.faults).serve()
 
 
 def _switched_root(properties: Mapping[str, str], *, wanted: bool) -> tuple[str, bool]:
