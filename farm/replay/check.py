@@ -74,6 +74,7 @@ from farm.store.store import Store
 logger = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 16
+_ORDER: tuple[str, ...] = tuple(Property)
 _LOOK_SECONDS = 0.1
 # A free device is given within a moment, but on a machine that is busy.
 _GRACE_SECONDS = 15.0
@@ -224,7 +225,7 @@ def _check(
                     worker.close()
                 transport.close()
 
-        try:
+        with contextlib.closing(pool):
             pool.acquire(0.0)
             held = _wait(pool, devices, wait_s)
             with ThreadPoolExecutor(max_workers=_MOST_AT_ONCE) as threads:
@@ -235,8 +236,6 @@ def _check(
                     why = busy.get(device.id, "others wait for it, and were first").removeprefix(f"{device.called} is ")
                     found.append(_not_checked(device, before.get(device.id, ""), why))
             return found
-        finally:
-            pool.close()
 
 
 def _runtimes(config: Config, devices: Sequence[Device]) -> tuple[dict[str, Runtime], dict[str, str]]:
@@ -319,46 +318,46 @@ class _Examination:
         self._runtime = runtime = self.worker.run.runtime if self.worker is not None else None
         self._headers = _headers(runtime)
         self._runtime_bytes = sum(path.stat().st_size for path in runtime.files.values()) if runtime else 0
-        self._lines: dict[str, CheckLine] = {}
         self._facts: dict[str, Any] = {}
 
     def report(self) -> CheckReport:
         """Return the report: a failed health check or an error makes a device unfit."""
         started = time.time()
         device = self.device
-        self._note(identity(device, self.soc_before))
-        self._note(profile(device))
+        found = [identity(device, self.soc_before), profile(device)]
         if status := self._ask("status", lambda: read_status(self.transport, os=device.os)):
-            self._note(properties.room(status, self._runtime_bytes))
-            self._note(properties.temperature(status, self.limits))
+            found += [properties.room(status, self._runtime_bytes), properties.temperature(status, self.limits)]
         else:
-            for name in (Property.ROOM, Property.TEMPERATURE):
-                self._note(not_checked(name, self._facts["status"]["problem"]))
+            problem = self._facts["status"]["problem"]
+            found += [not_checked(name, problem) for name in (Property.ROOM, Property.TEMPERATURE)]
         try:
             is_root = self.transport.user_id() == 0
-            self._note(properties.root(is_root=is_root, refusal="" if is_root else self.transport.root_refusal()))
-        except DeviceError as problem:
-            self._note(not_checked(Property.ROOT, problem.problem))
+            refusal = "" if is_root else self.transport.root_refusal()
+            found.append(properties.root(is_root=is_root, refusal=refusal))
+        except DeviceError as error_of_root:
+            found.append(not_checked(Property.ROOT, error_of_root.problem))
         platform = self._ask("platform", lambda: read_platform(self.transport)) or PlatformFacts()
-        self._note(properties.page_size(platform, self._headers))
         speed = self._ask("push_bytes_per_s", self._push_speed)
         checked = self._run_health_check(speed)
         logs: dict[str, str] = {}
         if speed is None:
-            self._note(error(Property.PUSH, self._facts["push_bytes_per_s"]["problem"]))
+            found.append(error(Property.PUSH, self._facts["push_bytes_per_s"]["problem"]))
         else:
-            self._note(properties.push_speed(speed, self._runtime_bytes))
-            found = collect_crash_logs(self.transport, device.os, self.folder / "check-logs", since=started)
-            logs = {kind: path.read_text(encoding="utf-8") for kind, path in found.items()}
+            found.append(properties.push_speed(speed, self._runtime_bytes))
+            files = collect_crash_logs(self.transport, device.os, self.folder / "check-logs", since=started)
+            logs = {kind: path.read_text(encoding="utf-8") for kind, path in files.items()}
         denied = denials(logs.values())
-        self._note(properties.selinux(platform, denied))
-        self._note(properties.domain(device, platform, checked))
-        self._note(properties.skel(device, self._headers, checked, self.missing))
-        self._note(properties.health(checked))
-        self._note(properties.latencies(checked))
+        found += [
+            properties.page_size(platform, self._headers),
+            properties.selinux(platform, denied),
+            properties.domain(device, platform, checked),
+            properties.skel(device, self._headers, checked, self.missing),
+            properties.health(checked),
+            properties.latencies(checked),
+        ]
         self._facts["runtime"] = _described(self._runtime, self._headers)
         kept = {"dsp": logs.get("dsp", ""), "denials": "\n".join(denied)}
-        lines = tuple(self._lines[name] for name in Property)
+        lines = tuple(sorted(found, key=lambda one: _ORDER.index(one.name)))
         reason = checked.problem or next((f"{one.name}: {one.line}" for one in lines if one.level is Level.ERROR), "")
         outcome = CheckOutcome.UNFIT if reason else CheckOutcome.FIT
         latency_ms = statistics.median(checked.latency_ns) / 1e6 if checked.latency_ns and not reason else None
@@ -368,9 +367,6 @@ class _Examination:
             self._facts,
             {name: text for name, text in kept.items() if text},
         )
-
-    def _note(self, line: CheckLine) -> None:
-        self._lines[line.name] = line
 
     def _ask(self, name: str, question: Callable[[], Any]) -> Any:
         """Return the answer to a question, which the report gets; None for a failure, noted as such."""

@@ -14,8 +14,7 @@ from farm.base.config.settings import Config
 from farm.base.errors import ConfigError, IllegalTargetError, MissingToolError, UsageError
 from farm.base.hashes import sha256_of
 from farm.base.socs import find_soc
-from farm.builds.runtime import inventory as doctor_module
-from farm.builds.runtime import parts
+from farm.builds.runtime import inventory, parts
 from farm.builds.runtime import runtime as runtime_module
 from farm.builds.runtime.inventory import Ability, Doctor, backends_of, inspect, list_tools, runnable
 from farm.builds.runtime.native import TARGETS, Mode, build_native
@@ -204,12 +203,6 @@ def test_a_file_that_may_not_be_read_is_named(config: Config, monkeypatch: pytes
     monkeypatch.setattr(parts, "read_elf", denied)
     with pytest.raises(ConfigError, match=r"cannot be read: Permission denied: make .* readable for you"):
         _staged(config, "SM8650", "gpu")
-
-
-def test_direct_mode_is_for_the_dsps(config: Config) -> None:
-    for backend in ("gpu", "xnnpack"):
-        with pytest.raises(IllegalTargetError, match=f"legal are htp and lpai, not {backend}"):
-            _staged(config, "SM8650", backend, "direct")
 
 
 def test_a_runner_that_was_linked_with_qnn_gets_its_backend_also_for_the_cpu(config: Config) -> None:
@@ -509,7 +502,7 @@ def test_signing_is_the_repair_only_where_there_is_something_to_sign(built: Conf
 
 
 def test_what_pip_would_bring_is_told(built: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "package_version", lambda _name: "")
+    monkeypatch.setattr(inventory, "package_version", lambda _name: "")
     ability = _examine(built, "SM8650", "htp")
     assert ability.compile.where == ability.run.where == ()
     assert {gap.repair for gap in ability.compile.gaps} == {
@@ -522,7 +515,7 @@ def test_what_pip_would_bring_is_told(built: Config, monkeypatch: pytest.MonkeyP
         raise MissingToolError("a C++ compiler is needed: apt-get install g++")
 
     monkeypatch.undo()
-    monkeypatch.setattr(doctor_module, "planned_runner", no_compiler)
+    monkeypatch.setattr(inventory, "planned_runner", no_compiler)
     assert [gap.repair for gap in _examine(built, "SM8650", "htp").compile.gaps] == ["apt-get install g++"]
 
 

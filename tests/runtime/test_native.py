@@ -23,8 +23,6 @@ from farm.base.config.toolchains import ToolchainConfig
 from farm.base.errors import InfraError, MissingToolError, UnknownNameError, UsageError
 from farm.base.files import published
 from farm.builds.runtime import native, packages
-from farm.builds.runtime import native as executorch_module
-from farm.builds.runtime import native as toolchains
 from farm.builds.runtime.native import AndroidKit, build_native, default_executorch, planned_native, runner_executorch
 from farm.builds.runtime.packages import fetch_wheel, package_folder, package_version, packaged_tool
 from farm.builds.runtime.parts import AARCH64, read_elf, required_versions
@@ -197,7 +195,7 @@ def test_where_neither_has_libraries_it_says_what_is_missing(
     def missing(*_arguments: str) -> Path:
         raise MissingToolError("the Python package executorch is needed and it is not installed: pip install it")
 
-    monkeypatch.setattr(executorch_module, "package_folder", missing)
+    monkeypatch.setattr(native, "package_folder", missing)
     with pytest.raises(MissingToolError, match=r"^the toolchain main ships no C\+\+ .* own environment has none"):
         runner_executorch(_with(tmp_path, farm_cache))
 
@@ -359,7 +357,7 @@ def test_a_target_that_is_unknown_is_named_with_the_nearest(tmp_path: Path) -> N
 def test_another_machine_is_told_that_it_cannot_build_for_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolchains.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(native.platform, "machine", lambda: "aarch64")
     for build in (build_native, host_sdk):
         with pytest.raises(MissingToolError, match="x86_64 Linux, this is Linux aarch64"):
             build(tmp_path)

@@ -12,6 +12,7 @@ import msgspec
 from farm.base.backends.registry import find_backend, runs_on_cpu
 from farm.base.config.settings import Config
 from farm.base.errors import FarmError, IllegalTargetError, MissingToolError
+from farm.base.grouping import grouped
 from farm.base.hashes import hash_files
 from farm.base.socs import Soc, check_backend
 from farm.builds.runtime.native import (
@@ -233,11 +234,8 @@ def backends_of(soc: Soc) -> tuple[str, ...]:
 
 def _gaps_of(parts: Iterable[RuntimePart], where: str = "") -> tuple[MissingItem, ...]:
     """Return the problems of the parts, one missing item for each repair."""
-    names: dict[str, list[str]] = {}
-    for part in parts:
-        if (fault := find_fault(part)) is not None:
-            shown = part.name if fault.brief == "missing" else f"{part.name} ({fault.brief})"
-            names.setdefault(fault.repair, []).append(shown)
+    faults = [(part.name, fault) for part in parts if (fault := find_fault(part))]
+    names = grouped((one.repair, name if one.brief == "missing" else f"{name} ({one.brief})") for name, one in faults)
     return tuple(MissingItem(", ".join(shown), repair, where) for repair, shown in names.items())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -85,14 +86,8 @@ def _prompt_lines(entry: Generated, generation: Generation) -> Iterator[str]:
     if first is not None:
         after = f", {fmt.rate(rate)} tokens/s after it" if rate is not None else ""
         yield f"    first token after {fmt.milliseconds(first)} ms{after}"
-    row = "   "
-    for token in entry.tokens[:_WHOLE]:
-        if len(row) + len(str(token)) + 1 > _LINE:
-            yield row
-            row = "   "
-        row += f" {token}"
-    if entry.tokens:
-        yield row
+    tokens = " ".join(map(str, entry.tokens[:_WHOLE]))
+    yield from textwrap.wrap(tokens, _LINE, initial_indent=" " * 4, subsequent_indent=" " * 4)
     if len(entry.tokens) > _WHOLE:
         yield f"    ... and {len(entry.tokens) - _WHOLE} more: --json or --output has all"
 
