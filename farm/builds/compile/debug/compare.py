@@ -1,25 +1,21 @@
 """Comparison of an executed program's layers with the same layers on the CPU. Imports torch and executorch.
 
-ExecuTorch's Inspector finds the debug handle of every tensor that QNN wrote; its Qualcomm comparators dequantize and
-turn the layout back. This module computes the figures, in float64, from the two values that a step compares.
+ExecuTorch's Inspector reads the tensors that QNN and the kernels of the CPU wrote. This module dequantizes them, turns
+their layout back and computes the figures, in float64, from the two values that a step compares.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import pandas as pd  # type: ignore[import-untyped]
 import torch
 from executorch.backends.qualcomm._passes.layout_transform import LayoutTransform
-from executorch.backends.qualcomm.debugger.qcom_numerical_comparator_base import QcomNumericalComparatorBase
 from executorch.devtools import Inspector
 from executorch.exir.sym_util import eval_shape
-from torch.export import ExportedProgram
 
 from farm.builds.compile.debug.compiler import REFERENCE_GRAPH, DebugProgram, LayerNode, sqnr_db
 from farm.builds.compile.debug.protocol import Written
@@ -30,48 +26,10 @@ _WRITTEN = re.compile(r"(?:output_(?:mutbuf_\d+_)?)?(?P<node>.+)@(?P<output>\d+)
 _KERNEL = "native_call_"
 
 
-class _Collector(QcomNumericalComparatorBase):  # type: ignore[misc]
-    """Comparator that keeps its input: executed tensors, dequantized and in torch's layout, and their references."""
-
-    def __init__(self, edge_ep: ExportedProgram) -> None:
-        super().__init__(edge_ep)
-        self.pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def metric_name(self) -> str:
-        return "none"
-
-    def is_valid_score(self, score: float) -> bool:
-        return not math.isnan(score)
-
-    def element_compare(self, a: Any, b: Any) -> float:
-        return float(a is not b)
-
-    def compare(self, mapping: Any, *names: Any) -> pd.DataFrame:
-        del names
-        for (handle, reference), (_, value) in self._processed(mapping):
-            pair = _first(reference), _first(value)
-            if len(handle) == 1 and all(isinstance(each, torch.Tensor) for each in pair):
-                self.pairs[handle[0]] = pair
-        return pd.DataFrame()
-
-    def _processed(self, mapping: Any) -> list[Any]:
-        try:
-            return list(self.preprocessing(mapping).items())
-        except AssertionError:
-            # A single tensor whose shape QNN changed, [] into [1], would keep all others from being compared.
-            found = []
-            for key, value in mapping.items():
-                with contextlib.suppress(AssertionError):
-                    found += self.preprocessing({key: value}).items()
-            return found
-
-
 class _Ran(NamedTuple):
     """Tensors of an execution, dequantized and in torch's layout, by the names of layers."""
 
     values: dict[str, torch.Tensor]
-    references: dict[str, torch.Tensor]
-    """ExecuTorch's references, of the layers that have one."""
     names: dict[str, tuple[str, ...]]
     """Names of the events that wrote each layer."""
 
@@ -79,7 +37,7 @@ class _Ran(NamedTuple):
 def compare_layers(program: DebugProgram, simulator: Written, device: Written | None) -> tuple[Layer, ...]:
     """Return every layer, in the order of execution, with the gaps of the steps whose two values are known."""
     simulated = _ran(program, simulator)
-    measured = _ran(program, device) if device else _Ran({}, {}, {})
+    measured = _ran(program, device) if device else _Ran({}, {})
     layers = []
     for node in program.nodes:
         layer, gaps = node.layer, dict[LayerStep, Gap | None]()
@@ -94,7 +52,7 @@ def compare_layers(program: DebugProgram, simulator: Written, device: Written | 
             msgspec.structs.replace(
                 layer,
                 gaps={step: gap for step, gap in gaps.items() if gap is not None},
-                inspector=_gap(layer, simulated.references.get(layer.name), ran),
+                inspector=_gap(layer, program.inspected.layers.get(node.value), ran),
                 ran=measured.names.get(layer.name) or simulated.names.get(layer.name, ()),
             )
         )
@@ -113,7 +71,6 @@ def _ran(program: DebugProgram, written: Written) -> _Ran:
         etrecord=str(program.etrecord),
         reference_graph_name=REFERENCE_GRAPH,
     )
-    # The Inspector maps no operator of the CPU, and no operator with several outputs.
     values: dict[str, torch.Tensor] = {}
     names: dict[str, tuple[str, ...]] = {}
     events = [event for block in inspector.event_blocks for event in block.events]
@@ -121,19 +78,7 @@ def _ran(program: DebugProgram, written: Written) -> _Ran:
         names[layer.name] = tuple(dict.fromkeys((*names.get(layer.name, ()), name)))
         if isinstance(value, torch.Tensor):
             values[layer.name] = value
-    for block in inspector.event_blocks:
-        block.events = [event for event in block.events if event.is_delegated_op]
-        for event in block.events:
-            # The Inspector of ExecuTorch 1.5 expects all outputs of a delegate at each of its nodes, and fails on a
-            # program with two. QNN writes one tensor per event.
-            event.num_outputs = 1
-    collector = _Collector(program.edge)
-    inspector.calculate_numeric_gap(distance=collector, reference_graph=REFERENCE_GRAPH)
-    # Outputs of one operator share a handle.
-    single = [node.layer for node in program.nodes if node.layer.name == node.node]
-    pairs = {layer.name: pair for layer in single if (pair := collector.pairs.get(layer.tensor.handle or -1))}
-    references = {name: reference for name, (reference, _) in pairs.items()}
-    return _Ran({**values, **{name: value for name, (_, value) in pairs.items()}}, references, names)
+    return _Ran(values, names)
 
 
 def _written_by(nodes: Sequence[LayerNode], events: Sequence[Any]) -> Iterator[tuple[Layer, str, Any]]:
@@ -166,7 +111,7 @@ def _is_kernel_of(event: str, operator: str) -> bool:
 
 
 def _in_torch_layout(node: LayerNode, value: Any) -> Any:
-    """Return an output of QNN dequantized and in torch's layout, as upstream's comparators do for single outputs."""
+    """Return an output of QNN dequantized and in torch's layout, as comparators of ExecuTorch's Inspector do."""
     if not isinstance(value, torch.Tensor):
         return value
     tensor = node.layer.tensor
@@ -218,7 +163,3 @@ def _problem(before: torch.Tensor, after: torch.Tensor) -> str:
     ):
         return f"is the constant {float(after.flatten()[0]):.6g}"
     return ""
-
-
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, (tuple, list)) and value else value

@@ -251,12 +251,14 @@ class DebugProgram(NamedTuple):
     """Compiled program with everything that its outputs are compared with."""
 
     edge: ExportedProgram
-    """Graph of REFERENCE_GRAPH. It stays in memory, as a saved graph loses the quantization of its nodes."""
+    """Graph of REFERENCE_GRAPH, for ExecuTorch's comparators: a saved graph loses the quantization of its nodes."""
     etrecord: Path
     nodes: list[LayerNode]
     fp32: Computed
     quantized: Computed | None
     """None for a precision without quantization."""
+    inspected: Computed
+    """Layers as the reference of ExecuTorch's Inspector has them: quantized weights, activations in floating point."""
     seconds: dict[str, float]
     notes: tuple[str, ...]
 
@@ -307,6 +309,7 @@ def compile_debug(job: Job, versions: Mapping[str, str], sample: int, folder: Pa
             unlifted = compared.module()
             fp32 = compute_layers(unlifted, inputs, weights)
             quantized = compute_layers(unlifted, inputs) if is_quantized else None
+            inspected = compute_layers(unlifted, inputs, {})
         notes = [*_named_layers(reference.run.names, unlifted.graph), *_consistency("FP32", fp32.outputs, expected)]
         if quantized is not None:
             notes += _consistency("quantized", quantized.outputs, flat_outputs(call(graph, inputs).outputs, case))
@@ -331,6 +334,7 @@ def compile_debug(job: Job, versions: Mapping[str, str], sample: int, folder: Pa
         nodes=layer_nodes(unlifted.graph, _partitions(program), source_places(case)),
         fp32=fp32,
         quantized=quantized,
+        inspected=inspected,
         seconds=watch.seconds,
         notes=tuple(notes),
     )

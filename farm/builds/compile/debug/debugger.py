@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     dump_stacks()
     collect_rarely()
     import_from_source()
-    debugger = Debugger(log=log)
+    debugger = Debugger(log)
     decoder = msgspec.json.Decoder(CompileRequest | CompareRequest)
     for line in sys.stdin.buffer:
         replies.write(msgspec.json.encode(debugger.serve(decoder.decode(line))) + b"\n")
@@ -46,8 +46,9 @@ def main(argv: list[str]) -> int:
 class Debugger:
     """Compiler of one program, and comparison of its layers."""
 
-    def __init__(self, program: DebugProgram | None = None, log: Path | None = None) -> None:
-        self._program, self._log = program, log
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._program: DebugProgram | None = None
 
     def serve(self, request: CompileRequest | CompareRequest) -> DebugReply:
         """Return the reply to a request. Raises nothing: each exception of a compiler becomes a reply."""
@@ -63,7 +64,7 @@ class Debugger:
             except UsageError as error:
                 replies.append(DebugReply(ok=False, reason=one_line(str(error)), refused=True))
 
-        if isinstance(request, CompileRequest) and self._log is not None:
+        if isinstance(request, CompileRequest):
             reason, infra = watched_failure_of(request.job, self._log, act)
         else:
             reason, infra = failure_of(act)
