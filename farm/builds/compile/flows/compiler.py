@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager, nullcontext
+from contextlib import chdir, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -108,8 +108,10 @@ def _compile(
     on_cpu, for_optrace = runs_on_cpu(target.backend), "profile_level" in compile_options(target)
     if not on_cpu:
         lowering = lowering._replace(others=_other_methods(case, whole, lowering))
-    schematics = _schematics_in(folder / OPTRACE) if for_optrace else nullcontext()
-    with schematics, built_operators() as operators, less_work():
+    if for_optrace:
+        (folder / OPTRACE).mkdir()
+    # QNN writes a schematic into the current folder.
+    with chdir(folder / OPTRACE if for_optrace else Path.cwd()), built_operators() as operators, less_work():
         try:
             lowered = flow(lowering)
         except Exception as error:
@@ -166,10 +168,6 @@ def run_module(
     module = make_method(case, whole, case.method)
     with watch.step("reference"):
         reference = run_reference(module, case, samples)
-    if reference.is_changed:
-        # The program begins with the state of a new module.
-        whole = make_module(case)
-        module = make_method(case, whole, case.method)
     return whole, module, reference
 
 
@@ -255,14 +253,6 @@ def _take_ready(
 def _export(case: Case, inputs: Tensors) -> torch.export.ExportedProgram:
     module = make_module(case)
     return functional(make_example(case, module, inputs).export(module))
-
-
-@contextmanager
-def _schematics_in(folder: Path) -> Iterator[None]:
-    """Let QNN, which writes a schematic into the current folder, write it into `folder`, which is made."""
-    folder.mkdir()
-    with chdir(folder):
-        yield
 
 
 def _keep_graphs(model: Path, folder: Path) -> None:

@@ -5,17 +5,16 @@ Imports torch and executorch.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 import re
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import torch
 from executorch.exir.lowered_backend_module import get_lowered_submodules
 from torch._ops import OpOverload
@@ -28,7 +27,7 @@ from farm.builds.bundles.bundle import Constant, TensorSpec
 from farm.builds.program.pte import Order
 from farm.suites.suite import Case
 
-# Calls of a module with copies of its tensors, and the state of the module.
+# Calls of a module with copies of its tensors.
 #
 # A module may write to its inputs and return views of them or of its buffers: without copies, references of several
 # samples would share memory, and the writes of a call would change the inputs of the next.
@@ -40,8 +39,6 @@ _NORMS = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.defaul
 # Positions of arguments of both operators.
 _STATISTICS, _TRAINING = 3, 5
 _PLAIN_KEY = re.compile(r"[\w-]+")
-_PLAIN = (bool, int, float, str)
-_INTERNALS = frozenset(vars(torch.nn.Module()))
 
 
 class Call(NamedTuple):
@@ -129,36 +126,6 @@ def _allow_serialization(outputs: Any) -> None:
             _allow_serialization(part)
 
 
-class ModuleState:
-    """State of a module before calls: its buffers, parameters and other attributes.
-
-    Contents are compared, as writes to `.data` do not change the version counter. Buffers are compared with copies
-    (NaN equals NaN), parameters and other tensors by checksums, as copies would double the memory.
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-        self._parameters = _with_contents(module.named_parameters())
-        self._attributes = _with_contents(_attributes(module))
-
-    def written_buffers(self) -> tuple[str, ...]:
-        """Return the names of the buffers with other contents than before the calls."""
-        return tuple(
-            name
-            for name, buffer in self._module.named_buffers()
-            if name not in self._buffers or not equal(buffer, self._buffers[name])
-        )
-
-    def written_parameters(self) -> tuple[str, ...]:
-        """Return the names of the parameters that were written or replaced."""
-        return _changed(self._parameters, _with_contents(self._module.named_parameters()))
-
-    def has_same_attributes(self) -> bool:
-        """Return whether everything beside buffers and parameters is as before the calls."""
-        return not _changed(self._attributes, _with_contents(_attributes(self._module)))
-
-
 @contextmanager
 def state_kept(graph: torch.fx.GraphModule, buffers: Collection[str] | None = None) -> Iterator[None]:
     """Restore the buffers of `graph` after a body that calls it: all buffers, or only `buffers`."""
@@ -207,49 +174,6 @@ def elements_of(tensor: torch.Tensor) -> memoryview | None:
     if not is_plain or tensor.is_quantized:
         return None
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def _contents(value: Any) -> tuple[int, int]:
-    """Return version and checksum of a tensor or an array; zeros for other values, which are compared directly."""
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return 0, zlib.crc32(value.tobytes())
-    if not isinstance(value, torch.Tensor):
-        return 0, 0
-    version = 0 if value.is_inference() else value._version  # noqa: SLF001 - torch has no other name
-    elements = elements_of(value)
-    return version, 0 if elements is None else zlib.crc32(elements)
-
-
-def _with_contents(values: Iterable[tuple[str, Any]]) -> dict[str, tuple[Any, tuple[int, int]]]:
-    # References keep the tensors and objects alive, so that no new object gets the address of a replaced one.
-    return {name: (value, _contents(value)) for name, value in values}
-
-
-def _changed(
-    before: Mapping[str, tuple[Any, tuple[int, int]]], after: Mapping[str, tuple[Any, tuple[int, int]]]
-) -> tuple[str, ...]:
-    """Return the names of values that were replaced or written."""
-
-    def is_same(one: Any, other: Any) -> bool:
-        return one is other or (isinstance(one, _PLAIN) and type(one) is type(other) and one == other)
-
-    return tuple(
-        name
-        for name in {**before, **after}
-        if name not in before
-        or name not in after
-        or before[name][1] != after[name][1]
-        or not is_same(before[name][0], after[name][0])
-    )
-
-
-def _attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the values that modules keep beside buffers and parameters, each with a name of its own."""
-    for name, part in module.named_modules():
-        for key, value in vars(part).items():
-            if key not in _INTERNALS:
-                for number, leaf in enumerate(pytree.tree_leaves(value)):
-                    yield f"{name}.{key}.{number}", leaf
 
 
 # Calls of a module sample by sample, with state, writes and names.
@@ -348,8 +272,6 @@ class Reference(NamedTuple):
 
     run: SampleRun
     writes: Writes
-    is_changed: bool
-    """True if the calls changed a buffer or an attribute of the module: a new module has to be compiled."""
     input_names: tuple[str, ...]
 
     def output_specs(
@@ -387,19 +309,31 @@ def output_steps(quantized: torch.fx.GraphModule) -> list[float | None]:
 
 
 def run_reference(module: torch.nn.Module, case: Case, samples: Sequence[Tensors]) -> Reference:
-    """Return results and writes of `module` for `samples`, in order. Raises ConfigError for a written parameter."""
-    state = ModuleState(module)
-    run = run_samples(module, case, samples)
-    if parameters := state.written_parameters():
+    """Return results and writes of `module` for `samples`, in order, by calls of a copy: `module` stays as it is.
+
+    Raises ConfigError for a written parameter.
+    """
+    called = copy.deepcopy(module)
+    run = run_samples(called, case, samples)
+    if parameters := _written(module.named_parameters(), called.named_parameters()):
         problem = f"forward writes to its parameter {parameters[0]}: a program has no such write; make it a buffer"
         raise case.error("module", problem)
     calls = list(zip(run.inputs, run.left, strict=True))
     inputs = tuple(
         place for place in range(len(samples[0])) if any(not equal(given[place], left[place]) for given, left in calls)
     )
-    writes = Writes(inputs, state.written_buffers())
-    is_changed = bool(writes.buffers) or not state.has_same_attributes()
-    return Reference(run, writes, is_changed, _parameter_names(module, len(samples[0])))
+    writes = Writes(inputs, _written(module.named_buffers(), called.named_buffers()))
+    return Reference(run, writes, _parameter_names(module, len(samples[0])))
+
+
+def _written(before: Iterable[tuple[str, torch.Tensor]], after: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, ...]:
+    """Return the names of the tensors with other elements than before, and of new ones."""
+    known = dict(before)
+    return tuple(
+        name
+        for name, tensor in after
+        if name not in known or (elements_of(tensor) is not None and not equal(tensor, known[name]))
+    )
 
 
 def refused_write(error: Exception, reference: Reference, case: Case, backend: str) -> ConfigError:
