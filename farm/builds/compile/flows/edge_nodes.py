@@ -7,7 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,10 +133,8 @@ def misread_codes(graph_module: torch.fx.GraphModule) -> tuple[torch.dtype, torc
 
     `graph_module` is a lowered edge graph. ExecuTorch 1.5 passes the buffer of one side to the other unchanged.
     """
-    try:
-        from executorch.backends.qualcomm.builders.utils import deduce_dtype
-    except ImportError:  # in another ExecuTorch, which may convert the codes
-        return None
+    from executorch.backends.qualcomm.builders.utils import deduce_dtype
+
     for node in graph_module.graph.nodes:
         name = getattr(node.target, "__name__", "")
         # A delegate returns all outputs as one value, and `getitem` picks each of them.
@@ -158,16 +156,11 @@ def built_operators() -> Iterator[Counter[str]]:
     passes of the backend come between.
     """
     built: Counter[str] = Counter()
-
-    def count(_: str, operator: str) -> None:
-        built[operator] += 1
-
-    with visited_nodes(count):
+    with visited_nodes(lambda _, operator: built.update([operator])):
         yield built
 
 
-@contextmanager
-def visited_nodes(visit: Callable[[str, str], None]) -> Iterator[None]:
+def visited_nodes(visit: Callable[[str, str], None]) -> AbstractContextManager[None]:
     """Call `visit` with name and operator of each node that ExecuTorch builds for QNN while the body runs."""
 
     def listen(message: str) -> None:
@@ -176,8 +169,7 @@ def visited_nodes(visit: Callable[[str, str], None]) -> Iterator[None]:
             name, _, operator = visited.rpartition(", ")
             visit(name, operator)
 
-    with _listening(_BUILDING, listen):
-        yield
+    return _listening(_BUILDING, listen)
 
 
 @contextmanager

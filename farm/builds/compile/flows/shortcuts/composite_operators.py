@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -28,7 +28,7 @@ def single_scan_per_list() -> Iterator[None]:
     compiling an operator, and a list still takes 1 %. A list is made again after a registration in C++ or in Python. A
     torch with other functions stays unchanged.
     """
-    look, make = getattr(utils, _LOOK, None), getattr(utils, _LIST, None)
+    look: Any = getattr(utils, _LOOK, None)
     implement = OperatorBase.py_impl
     made: list[tuple[Any, Any]] = []
 
@@ -36,24 +36,23 @@ def single_scan_per_list() -> Iterator[None]:
         made.clear()
         return implement(operator, key)
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(OperatorBase, "py_impl", implement_and_forget))
-        if callable(look) and callable(make):
-
-            def make_after_scan() -> Any:
-                registered = _dispatch_get_registrations_for_dispatch_key(_COMPOSITE)
-                if made and made[0][0] == registered:
-                    return made[0][1]
+    def after_scan(make: Callable[[], Any]) -> Callable[[], Any]:
+        def make_after_scan() -> Any:
+            registered = _dispatch_get_registrations_for_dispatch_key(_COMPOSITE)
+            if not made or made[0][0] != registered:
                 look()
                 with patch.object(utils, _LOOK, lambda: None):
-                    found = make()
-                made[:] = [(registered, found)]
-                return found
+                    made[:] = [(registered, make())]
+            return made[0][1]
 
-            # Both modules import the function by name.
-            for module in (decomp_utils, exported_program):
-                if getattr(module, _LIST, None) is make:
-                    stack.enter_context(patch.object(module, _LIST, make_after_scan))
+        return make_after_scan
+
+    # Both modules import the function by name.
+    with (
+        patch.object(OperatorBase, "py_impl", implement_and_forget),
+        replaced(look and decomp_utils, _LIST, after_scan),
+        replaced(look and exported_program, _LIST, after_scan),
+    ):
         yield
 
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -37,10 +37,9 @@ def _version(name: str) -> str:
     return installed_one.version if folders == {os.path.realpath(str(installed_one.locate_file(name)))} else ""
 
 
-def is_tried(versions: Mapping[str, str] | None = None) -> bool:
-    """Return whether shortcuts were tried with `versions`, or with the packages of this process."""
-    versions = installed() if versions is None else versions
-    return all(_BUILD.sub("", versions.get(name, "")) in releases for name, releases in TRIED.items())
+def is_tried() -> bool:
+    """Return whether shortcuts were tried with the packages of this process."""
+    return all(_BUILD.sub("", version) in TRIED[name] for name, version in installed().items())
 
 
 @contextmanager
