@@ -27,7 +27,7 @@ def options(delegate: Any) -> list[Any] | None:
     found = flatbuffer_to_option(specs[0])
     return [
         found.soc_info.soc_model.name, found.backend_options.backend_type.name, found.online_prepare,
-        found.profile_level.value, found.dump_intermediate_outputs, found.shared_buffer,
+        found.dump_intermediate_outputs, found.shared_buffer,
         found.backend_options.htp_options.use_weight_sharing,
     ]  # fmt: skip
 

@@ -25,7 +25,7 @@ def told(path: Path) -> list[dict[str, Any]]:
     def options(qnn: QnnOptions | None) -> list[object] | None:
         if qnn is None:
             return None
-        flags = (qnn.online_prepare, qnn.profile_level, qnn.dump_intermediate_outputs, qnn.shared_buffer)
+        flags = (qnn.online_prepare, qnn.dump_intermediate_outputs, qnn.shared_buffer)
         return [qnn.soc, qnn.backend, *flags, qnn.use_weight_sharing]
 
     def value(found: Value) -> list[object]:

@@ -100,7 +100,11 @@ def _python_files(folder: Path) -> list[Path]:
 def _siblings(path: Path, root: Path) -> set[str]:
     """Return the names directly below `root` that a file imports by dots: `from ..other import Net`."""
     level = len(path.relative_to(root).parts)
-    nodes = (node for node in _imports(path.read_bytes()) if isinstance(node, ast.ImportFrom) and node.level == level)
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return set()
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == level)
     return {
         name
         for node in nodes
@@ -139,28 +143,11 @@ def source_digest(case: Case) -> str:
 
 
 def _imported(code: bytes) -> set[str]:
-    """Return the top-level names of the packages that a file imports."""
-    nodes = _imports(code)
-    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    found |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-    return {name.partition(".")[0] for name in found} - {*_VERSIONED, *sys.stdlib_module_names}
-
-
-def _imported_fast(code: bytes) -> set[str]:
-    """Return the top-level names that a file of a package imports, perhaps more; parsing takes twenty times as long."""
+    """Return the packages that a file imports, perhaps more; parsing takes twenty times as long."""
     found = set[bytes]()
     for match in _IMPORT.finditer(code):
         found.update([match["one"]] if match["one"] else _IMPORTED.findall(match["several"]))
-    return {name.decode() for name in found}
-
-
-def _imports(code: bytes) -> list[ast.Import | ast.ImportFrom]:
-    """Return the imports of a file; none for code that does not parse."""
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError):
-        return []
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {name.decode() for name in found} - {*_VERSIONED, *sys.stdlib_module_names}
 
 
 def _state(package: str) -> str:
@@ -190,8 +177,8 @@ def package_state(package: str) -> tuple[str, frozenset[str]]:
         content = path.read_bytes()
         digest.update(f"{name}\0".encode() + hashlib.sha256(content).digest())
         if path.suffix == ".py":
-            imported |= _imported_fast(content)
-    return digest.hexdigest(), frozenset(imported - {package, *_VERSIONED, *sys.stdlib_module_names})
+            imported |= _imported(content)
+    return digest.hexdigest(), frozenset(imported - {package})
 
 
 def _is_wheel(package: str, places: Iterable[Path]) -> bool:

@@ -342,18 +342,13 @@ def find_bundles_for(jobs: Iterable[Job], tools: Tools, cache: BundleCache) -> d
     developed = tools.compiler.developed
     edit = functools.cache(functools.partial(edit_from, cache.root))
 
-    @functools.cache
-    def serves(key: str) -> bool:
-        """Return whether the bundle of `key` has a trace that holds for the present files."""
-        folder = cache.folder(key)
-        trace = None if weakness(folder) else read_trace(folder)
-        return trace is not None and holds(trace, developed, edit)
-
     def look(job: Job, key: str) -> FoundBundle:
         if cache.lookup(key) is not None:
             return FoundBundle(key, cached=True)
         for other in _remembered(cache.root, base_key(job, tools.versions, developed)) if developed else ():
-            if serves(other) and cache.lookup(other) is not None:
+            folder = cache.folder(other)
+            trace = None if weakness(folder) else read_trace(folder)
+            if trace is not None and holds(trace, developed, edit) and cache.lookup(other) is not None:
                 return FoundBundle(other, cached=True)
         return FoundBundle(key, cached=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ from farm.builds.program.flatbuffer import Flatbuffer, FlatbufferError, Position
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -62,7 +63,7 @@ def find_layout(tensors: Mapping[int, Value], calls: Iterable[Call]) -> tuple[di
     A call whose tensors all have one shape and one order works in any order, as element-wise operators do: the C order
     of QNN passes through it. Every other call needs the declared order.
     """
-    groups = _Groups(index for index, tensor in tensors.items() if tensor.order)
+    alike: dict[int, list[int]] = {index: [] for index, tensor in tensors.items() if tensor.order}
     in_c_order: dict[int, str] = {}
     as_declared: dict[int, str] = {}
     for call in calls:
@@ -77,11 +78,18 @@ def find_layout(tensors: Mapping[int, Value], calls: Iterable[Call]) -> tuple[di
         if plain or len({(tensors[index].shape, tensors[index].order) for index in odd}) > 1:
             as_declared.update(dict.fromkeys(odd, call.name))
         else:
-            groups.join(odd)
-    c_groups = {groups.of(index): name for index, name in in_c_order.items()}
-    orders = {index: tensors[index].order for index in groups if groups.of(index) not in c_groups}
+            for first, second in pairwise(odd):
+                alike[first].append(second)
+                alike[second].append(first)
+    left = list(in_c_order)
+    while left:
+        index = left.pop()
+        new = dict.fromkeys((one for one in alike[index] if one not in in_c_order), in_c_order[index])
+        in_c_order |= new
+        left += new
+    orders = {index: tensors[index].order for index in alike if index not in in_c_order}
     for index, name in as_declared.items():
-        if (other := c_groups.get(groups.of(index))) is not None:
+        if (other := in_c_order.get(index)) is not None:
             return orders, (
                 f"{other} has a tensor in C order that {name} takes in the order {list(tensors[index].order)}: "
                 "keep the module and its inputs in C order, without memory_format=torch.channels_last"
@@ -92,27 +100,6 @@ def find_layout(tensors: Mapping[int, Value], calls: Iterable[Call]) -> tuple[di
 def _has_order(shape: Sequence[int]) -> bool:
     """Return whether more than one dimension has several elements."""
     return sum(dimension != 1 for dimension in shape) > 1
-
-
-class _Groups:
-    """Indices of tensors that have the same order in memory."""
-
-    def __init__(self, indices: Iterable[int]) -> None:
-        self._parents = {index: index for index in indices}
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._parents)
-
-    def of(self, index: int) -> int:
-        """Return the index that stands for the group."""
-        while self._parents[index] != index:
-            self._parents[index] = index = self._parents[self._parents[index]]
-        return index
-
-    def join(self, indices: Sequence[int]) -> None:
-        """Merge the groups of `indices`."""
-        for index in indices[1:]:
-            self._parents[self.of(index)] = self.of(indices[0])
 
 
 def to_memory(array: NDArray[np.generic], order: Order) -> NDArray[np.generic]:
@@ -179,8 +166,8 @@ _SPEC_KEY, _SPEC_VALUE = Slot(0, "text"), Slot(1, "[<u1]")
 # Compile spec of a QNN delegate: backends/qualcomm/serialization/qc_compiler_spec.fbs.
 _DSP = 3  # QnnExecuTorchBackendType.kDspBackend, which farm has no backend for
 _QNN_SOC, _QNN_BACKEND, _QNN_ONLINE, _QNN_DUMP = Slot(0, "table"), Slot(1, "table"), Slot(4, "?"), Slot(5, "?")
-_QNN_PROFILE, _QNN_SHARED_BUFFER = Slot(6, "<i4"), Slot(7, "?")
-_QNN_PACKAGES, _PACKAGE_INFOS, _PACKAGE_PATH = Slot(11, "table"), Slot(0, "[table]"), Slot(1, "text")
+_QNN_SHARED_BUFFER, _QNN_PACKAGES = Slot(7, "?"), Slot(11, "table")
+_PACKAGE_INFOS, _PACKAGE_PATH = Slot(0, "[table]"), Slot(1, "text")
 _SOC_MODEL, _BACKEND_TYPE = Slot(0, "<i4"), Slot(0, "<i4")
 # Options of a backend, and whether its contexts share weights: of HTP and of GPU.
 _SHARES_WEIGHTS = ((Slot(1, "table"), Slot(8, "?")), (Slot(2, "table"), Slot(5, "?")))
@@ -220,8 +207,6 @@ class QnnOptions(msgspec.Struct, frozen=True):
     """`htp`, `gpu`, `lpai` or `dsp`; `type N` for a backend that ExecuTorch 1.5 lacks."""
     online_prepare: bool
     """True for a graph that the device prepares when it loads the program."""
-    profile_level: int
-    """0 off, 1 basic, 2 detailed, 3 optrace."""
     dump_intermediate_outputs: bool = False
     shared_buffer: bool = False
     op_packages: tuple[str, ...] = ()
@@ -522,7 +507,6 @@ def _qnn_options(data: bytes) -> QnnOptions:
         soc_model=_first(file, soc, _SOC_MODEL),
         backend=names.get(kind, f"type {kind}"),
         online_prepare=bool(_first(file, root, _QNN_ONLINE)),
-        profile_level=_first(file, root, _QNN_PROFILE),
         dump_intermediate_outputs=bool(_first(file, root, _QNN_DUMP)),
         shared_buffer=bool(_first(file, root, _QNN_SHARED_BUFFER)),
         op_packages=tuple(file.texts(packages, _PACKAGE_PATH)),

@@ -191,7 +191,7 @@ def _compile(job: Job, versions: Mapping[str, str], folder: Path, work: Path, wa
     with watch.step("quantized_reference"):
         generated = references.quantized(prompts, given, continued)
     # The modules must be freed before the backend allocates its own memory.
-    references.forget()
+    del references
     hooks = _LoweringHooks(case, folder, watch)
     with built_operators() as operators, less_work(), hooks.installed(decoder):
         decoder.process(_request("compile", job, _specs(job, versions), decoder, rows))
@@ -283,10 +283,6 @@ class ReferenceDecoder:
     def _rows(self, logits: torch.Tensor, sequence: Row, longest: int) -> torch.Tensor:
         rows = log_probabilities(logits, sequence) if generate_of(self._case).scores_likelihood else logits
         return torch.nn.functional.pad(rows, (0, 0, 0, longest - len(rows)))
-
-    def forget(self) -> None:
-        """Drop the modules, to free their memory."""
-        del self._decoder, self._context, self.fp32
 
 
 def positions_of(case: Case) -> int:
