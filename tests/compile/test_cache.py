@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,11 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from builder_runs import run_builders
 from made import write_bundle
 
 from farm.base.errors import BundleError, InfraError, UsageError
 from farm.builds.bundles.bundle import MANIFEST, MODEL, load_bundle
-from farm.builds.bundles.cache import BundleCache
+from farm.builds.bundles.cache import BundleCache, leftovers
+from farm.builds.toolchains.toolchain import Compiler
 
 KEY = "ab" * 32
 
@@ -28,7 +29,7 @@ def add(cache: BundleCache, key: str = KEY, content: bytes = b"a model") -> None
     cache.build(key, lambda folder: fill(folder, key, content))
 
 
-def leftovers(root: Path) -> list[str]:
+def partial(root: Path) -> list[str]:
     return [path.name for path in root.glob("bundles/*/*") if path.name.endswith(".partial")]
 
 
@@ -40,7 +41,7 @@ def test_a_published_bundle_is_found_and_verified_and_not_built_again(tmp_path: 
     bundle = cache.lookup(KEY)
     bundle.verify()
     assert (bundle.manifest.partitions, bundle.model.read_bytes()) == (1, b"first")
-    assert leftovers(tmp_path) == []
+    assert partial(tmp_path) == []
 
 
 def _garble(path: Path) -> None:
@@ -109,7 +110,7 @@ def test_what_a_link_leads_to_is_neither_used_nor_removed(tmp_path: Path, part: 
     with pytest.raises(BundleError, match="is reached by a link out of the cache"):
         add(cache)
     assert {path.name for path in elsewhere.folder(KEY).iterdir()} == {MODEL, MANIFEST}
-    assert len(leftovers(elsewhere.root)) == 1
+    assert len(partial(elsewhere.root)) == 1
 
 
 def test_pruning_follows_no_link_to_where_builders_would_be(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_an_error_of_the_module_is_its_own_and_leaves_nothing(tmp_path: Path) ->
     cache = BundleCache(tmp_path)
     with pytest.raises(FileNotFoundError, match="weights.bin"):
         cache.build(KEY, fail)
-    assert leftovers(tmp_path) == []
+    assert partial(tmp_path) == []
     assert cache.lookup(KEY) is None
 
 
@@ -161,27 +162,45 @@ def test_a_full_disk_is_the_farms_trouble_and_says_what_to_do(tmp_path: Path) ->
         BundleCache(tmp_path).build(KEY, fail)
 
 
-def test_a_build_that_is_killed_leaves_nothing_half_done(tmp_path: Path) -> None:
-    code = (
-        "import signal; from pathlib import Path; from farm.builds.bundles.cache import BundleCache\n"
-        "def fill(folder):\n"
-        "    (folder / 'model.pte').write_bytes(b'half'); print('building', flush=True); signal.pause()\n"
-        f"BundleCache(Path({str(tmp_path)!r})).build({KEY!r}, fill)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"building\n"
+BUILDS = """
+import signal, sys
+from pathlib import Path
+from farm.base.files import own_folder
+from farm.builds.bundles.cache import BundleCache
+root, name, key = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+def fill(folder):
+    (folder / "model.pte").write_bytes(b"half")
+    print("building", flush=True)
+    signal.pause()
+with own_folder(root / "builders", name) as folder:
+    (folder / "dump").write_bytes(b"1234567890")
+    BundleCache(root).build(key, fill)
+"""
+
+
+def test_what_a_killed_build_left_is_counted_and_swept_and_what_is_being_built_is_not(tmp_path: Path) -> None:
     cache = BundleCache(tmp_path)
-    cache.prune()
-    assert len(leftovers(tmp_path)) == 1, "what is being built is not swept"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    assert cache.lookup(KEY) is None
-    assert cache.entries() == []
-    cache.prune()
-    assert leftovers(tmp_path) == []
-    add(cache)  # the lock went with the process
-    assert cache.lookup(KEY) is not None
+    stubs = [
+        subprocess.Popen([sys.executable, "-c", BUILDS, str(tmp_path), name, key], stdout=subprocess.PIPE)
+        for name, key in (("killed", KEY), ("living", "cd" * 32))
+    ]
+    try:
+        for stub in stubs:
+            assert stub.stdout.readline() == b"building\n"
+        assert leftovers(tmp_path) == []
+        stubs[0].kill()
+        stubs[0].wait()
+        assert sorted((one.files, one.nbytes) for one in leftovers(tmp_path)) == [(1, 4), (1, 10)]
+        assert (cache.lookup(KEY), cache.entries()) == (None, [])
+        run_builders((), Compiler(sys.executable, {}), tmp_path, tmp_path)
+        assert leftovers(tmp_path) == []
+        assert len([*tmp_path.glob("bundles/cd/*.partial"), *tmp_path.glob("builders/living")]) == 2
+        add(cache)  # the lock went with the process
+        assert cache.lookup(KEY) is not None
+    finally:
+        for stub in stubs:
+            stub.kill()
+            stub.communicate()
 
 
 def test_pruning_by_age_by_size_and_dry(tmp_path: Path) -> None:

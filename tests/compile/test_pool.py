@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from waiting import until
 
 from farm.base.processes import Supervisor
 from farm.builds.bundles.bundle import Bundle
-from farm.builds.bundles.cache import BundleCache, leftovers
+from farm.builds.bundles.cache import BundleCache
 from farm.builds.bundles.key import relevant_versions
 from farm.builds.compile.pool import BuilderPool, MemoryLimits, case_of, take_next
 from farm.builds.compile.protocol import TEMPLATE_NAME, BuildReply, BuildRequest
@@ -322,50 +320,6 @@ def test_what_a_compile_wrote_goes_with_its_builder(
         assert replies[0].reason.count(str(builds.cache.root / "builders")) == 2, replies[0].reason
     assert left(builds.cache.root) == []
     assert [*stood.iterdir(), *temporary.iterdir()] == []
-
-
-KILLED = """
-import signal, sys
-from pathlib import Path
-from farm.base.files import own_folder
-from farm.builds.bundles.cache import BundleCache
-root, name, key = Path(sys.argv[1]), sys.argv[2], sys.argv[3] * 64
-def fill(folder):
-    (folder / "model.pte").write_bytes(b"half")
-    print("building", flush=True)
-    signal.pause()
-with own_folder(root / "builders", name) as folder:
-    (folder / "dump").write_bytes(b"1234567890")
-    BundleCache(root).build(key, fill)
-"""
-
-
-@pytest.mark.whole
-def test_what_a_killed_farm_left_is_counted_and_goes_with_the_next_one(builds: Builds) -> None:
-    root = builds.cache.root
-    stubs = [
-        subprocess.Popen([sys.executable, "-c", KILLED, str(root), name, key], stdout=subprocess.PIPE)
-        for name, key in (("killed", "a"), ("living", "b"))
-    ]
-    try:
-        for stub in stubs:
-            assert stub.stdout.readline() == b"building\n"
-        assert leftovers(root) == []
-        stubs[0].kill()
-        stubs[0].wait()
-        living = [path for path in left(root) if path.name == "living" or path.name.startswith("b")]
-        counted = leftovers(root)
-        assert sorted((one.files, one.nbytes) for one in counted) == [(1, 4), (1, 10)]
-        assert not {one.path for one in counted} & set(map(str, living))
-        [reply] = builds.run(builds.request(".nope:Nope"))
-        assert "nope" in reply.reason
-        assert leftovers(root) == []
-        assert left(root) == living
-        assert len(living) == 2
-    finally:
-        for stub in stubs:
-            stub.kill()
-            stub.communicate()
 
 
 def test_a_builder_that_cannot_be_started_is_a_reply_all_the_same(builds: Builds) -> None:
