@@ -31,7 +31,6 @@ def main(how: str, root: str, *words: str) -> None:
         sys.path.insert(0, root)
         exec(statement)  # noqa: S102 - a test's own, in place of a file that Python runs at its start
     tracer = Tracer([root])
-    tracer.start()
     result = _result(root)
     trace = tracer.finish(0, Path(cache))
     if trace is not None:

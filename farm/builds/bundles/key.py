@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
@@ -229,15 +229,12 @@ def _files(places: Iterable[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def _installed_file(name: str) -> Path | None:
-    # find_spec of a dotted name would import its parents.
     top, *rest = name.split(".")
-    if (spec := _spec(top)) is None:
-        return None
-    if not rest:
-        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    bases = (Path(folder, *rest) for folder in spec.submodule_search_locations or ())
-    places = (place for base in bases for place in (base.with_suffix(".py"), base / "__init__.py"))
-    return next((place for place in places if place.is_file()), None)
+    spec = _spec(top)
+    for part in rest:
+        # find_spec of the whole name would import its parents.
+        spec = spec and PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations or [])
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
 # Address of a bundle: a hash of all its ingredients. Torch-free.

@@ -233,18 +233,11 @@ def _take_bodies(node: ast.AST, bodies: list[Body]) -> None:
 
 def _body(function: _Function) -> Body:
     body = function.body
-    header = [function.lineno, *(end for part in _header(function) if (end := getattr(part, "end_lineno", None)))]
+    parts = [function.args, *function.decorator_list, *filter(None, [function.returns])]
+    header = [function.lineno, *(getattr(node, "end_lineno", 0) for part in parts for node in ast.walk(part))]
     first, last = body[0].lineno, max(one.end_lineno or one.lineno for one in body)
     always = first <= max(header) or all(_is_silent(one) for one in body)
     return Body(first, last, always, _digest("".join(map(ast.dump, body))))
-
-
-def _header(function: _Function) -> list[ast.AST]:
-    arguments = function.args
-    found: list[ast.AST | None] = [*function.decorator_list, function.returns, arguments.vararg, arguments.kwarg]
-    found += [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    found += [*arguments.defaults, *arguments.kw_defaults]
-    return [one for one in found if one is not None]
 
 
 def _is_silent(statement: ast.stmt) -> bool:

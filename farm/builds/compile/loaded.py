@@ -242,15 +242,14 @@ def start_tracer(folders: Sequence[str]) -> Tracer | None:
         importlib.import_module("coverage.tracer")
     except ImportError:
         return None
-    tracer = Tracer(folders)
-    tracer.start()
-    return tracer
+    return Tracer(folders)
 
 
 class Tracer:
-    """Tracer of all code that runs from `start` on, in this process or a fork of it."""
+    """Tracer of all code that runs from now on, in this process or a fork of it."""
 
     def __init__(self, folders: Sequence[str]) -> None:
+        """Begin to watch; a process has one tracer."""
         import coverage
 
         self._roots = [os.path.realpath(folder) for folder in folders]
@@ -260,14 +259,10 @@ class Tracer:
         self._lines: dict[str, set[int]] = {}
         """Lines of functions that dynamo inlined, by file."""
         self._whole: set[str] = set()
-        self.problem = "it was not started"
+        self.problem = ""
         """Reason why there is no trace; empty while there is one."""
         self.hears_own = True
         """True while events are caused by the tracer or the builder, and are ignored."""
-
-    def start(self) -> None:
-        """Begin to watch; call it once in a process."""
-        self.problem = ""
         loaded = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
         if early := [path for path in loaded if self._place(path) is not None]:
             self.drop(f"{early[0]} was loaded as Python started")

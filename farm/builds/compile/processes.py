@@ -233,29 +233,26 @@ class BuilderTemplate:
         if compiler.developed:
             return None
         with self._lock:
-            server = self._server
-            is_other = compiler != self._compiler
-            if server is not None and is_other and self._users:
-                return None
-            if server is not None and not is_other and server.is_alive:
-                return server
-            self._end()
-            if is_other:
-                self._starts = 0
-            if self._starts == _STARTS:
-                return None
-            self._starts += 1
-            self._compiler = compiler
-            kind = (job.target.backend, _TEXT if is_text(job) else "")
-            words = (str(self._cache_root), str(compiler.as_of_ns), *kind)
-            with contextlib.suppress(InfraError):
-                self._server = ForkServer(
-                    self._supervisor,
-                    [compiler.python, "-m", _MODULE, *words],
-                    name=TEMPLATE_NAME,
-                    env=_process_environment({**compiler.env, **ONE_THREAD}),
-                    log=self._log,
-                )
+            if compiler != self._compiler:
+                if self._server is not None and self._users:
+                    return None
+                self._end()
+                self._compiler, self._starts = compiler, 0
+            if self._server is None or not self._server.is_alive:
+                self._end()
+                if self._starts == _STARTS:
+                    return None
+                self._starts += 1
+                kind = (job.target.backend, _TEXT if is_text(job) else "")
+                words = (str(self._cache_root), str(compiler.as_of_ns), *kind)
+                with contextlib.suppress(InfraError):
+                    self._server = ForkServer(
+                        self._supervisor,
+                        [compiler.python, "-m", _MODULE, *words],
+                        name=TEMPLATE_NAME,
+                        env=_process_environment({**compiler.env, **ONE_THREAD}),
+                        log=self._log,
+                    )
             return self._server
 
     def acquire(

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import msgspec
 import torch
 
-from farm.builds.bundles.bundle import MODEL, Generation, Manifest, write_origins
+from farm.builds.bundles.bundle import MODEL, Manifest, write_origins
 from farm.builds.bundles.key import shares_weights
 from farm.builds.compile.flows.compiler import CompiledProgram, settings_of_one_job, write_bundle
 from farm.builds.compile.flows.edge_nodes import Delegation, EdgeOrigins, built_operators, read_delegation
@@ -27,7 +27,7 @@ from farm.builds.compile.flows.reference import copies, tensor_spec
 from farm.builds.compile.flows.shortcuts.every import less_work
 from farm.builds.compile.llm import upstream
 from farm.builds.compile.llm.greedy import Row, continuation
-from farm.builds.compile.llm.ready import token_tensors
+from farm.builds.compile.llm.ready import generation_for, token_tensors
 from farm.builds.compile.llm.upstream import checkpoint_in_use, make_checkpoint
 from farm.builds.program.pte import read_pte
 from farm.suites.generate import DECODE, PREFILL, find_architecture
@@ -196,9 +196,10 @@ def _compile(job: Job, versions: Mapping[str, str], folder: Path, work: Path, wa
     with built_operators() as operators, less_work(), hooks.installed(decoder):
         decoder.process(_request("compile", job, _specs(job, versions), decoder, rows))
     (work / f"{_PTE}.pte").replace(folder / MODEL)
-    generation = _generation(case, decoder.decode.meta, asked, generated)
     del decoder
-    method = read_pte(folder / MODEL).method(DECODE, "the mode of its case")
+    program = read_pte(folder / MODEL)
+    generation = generation_for(case, program, asked, generated.scored, generated.tokens)
+    method = program.method(DECODE, "the mode of its case")
     delegations = hooks.delegations.values()
     # With a separate method for prompts, the outputs of both methods are compared. Sequences for likelihoods may be
     # long, and have one output.
@@ -383,25 +384,6 @@ class _LoweringHooks:
             program = serialize(config)
             write_origins(self._folder, origins.of(program))
         return program
-
-
-def _generation(case: Case, meta: Mapping[str, Any], asked: AskedTokens, generated: _ReferenceResults) -> Generation:
-    generate = generate_of(case)
-    return Generation(
-        mode=generate.mode,
-        context=meta["get_max_context_len"],
-        prefill=generate.prefill if PREFILL in generate.methods else 0,
-        decode=meta["get_ar_len"],
-        layers=meta["get_n_layers"],
-        vocabulary=meta["get_vocab_size"],
-        cache_bits=meta["get_kv_io_bit_width"],
-        new=generate.new_tokens,
-        stop=generate.stop,
-        prompt_tokens=tuple(map(len, asked.prompts)),
-        scored=tuple(map(len, generated.scored)),
-        tokens=generated.tokens,
-        likelihoods=asked.likelihoods,
-    )
 
 
 def _asked(case: Case) -> AskedTokens:

@@ -9,17 +9,17 @@ from pathlib import Path
 import msgspec
 import torch
 
-from farm.builds.bundles.bundle import LIKELIHOOD_COLUMNS, MODEL, Manifest, TensorSpec
+from farm.builds.bundles.bundle import LIKELIHOOD_COLUMNS, MODEL, Generation, Manifest, TensorSpec
 from farm.builds.bundles.generation import generation_of, padded
 from farm.builds.bundles.ready import features_of, read_ready
 from farm.builds.compile.flows.compiler import CompiledProgram, write_bundle
 from farm.builds.compile.flows.factory import read_expected
 from farm.builds.compile.flows.flow import Stopwatch
 from farm.builds.compile.flows.reference import tensor_spec
-from farm.builds.program.pte import read_pte
+from farm.builds.program.pte import Program, read_pte
 from farm.suites.generate import DECODE
-from farm.suites.prompts import asked_of, expected_of, generate_of, most_scored
-from farm.suites.suite import Job
+from farm.suites.prompts import AskedTokens, asked_of, expected_of, generate_of, most_scored
+from farm.suites.suite import Case, Job
 
 Tokens = Sequence[Sequence[int]]
 
@@ -31,7 +31,7 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
     `read_ready` and `generation_of` do, and ConfigError for logits that do not fit.
     """
     case, watch = job.case, Stopwatch()
-    generate, path = generate_of(case), Path(case.folder, case.pte)
+    path = Path(case.folder, case.pte)
     program = read_pte(path)
     # The sizes of the program count, and not the sizes in the manifest.
     widths = generation_of(program, prompts=(), new=1)
@@ -39,10 +39,7 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
     asked, expected = asked_of(case, most, widths.vocabulary), expected_of(case)
     prompts, scored = asked.prompts, asked.scored
     method = read_ready(msgspec.structs.replace(job, case=msgspec.structs.replace(case, method=DECODE)))
-    generation = generation_of(program, prompts=prompts, scored=scored, new=generate.new_tokens, stop=generate.stop)
-    generation = msgspec.structs.replace(generation, likelihoods=asked.likelihoods)
-    if expected:
-        generation = msgspec.structs.replace(generation, tokens={"expected": expected})
+    generation = generation_for(case, program, asked, scored, {"expected": expected} if expected else {})
     shutil.copyfile(path, folder / MODEL)
     columns = generation.vocabulary if asked.likelihoods is None else LIKELIHOOD_COLUMNS
     logits = TensorSpec((max(map(len, scored), default=0), columns), "float32")
@@ -65,6 +62,15 @@ def take_ready_text_job(job: Job, key: str, versions: Mapping[str, str], folder:
         generation=generation,
     )
     return write_bundle(job, key, versions, folder, compiled, watch)
+
+
+def generation_for(
+    case: Case, program: Program, asked: AskedTokens, scored: Tokens, tokens: dict[str, tuple[tuple[int, ...], ...]]
+) -> Generation:
+    """Return the facts of the bundle of `case` with `program`; `tokens` are the continuations by reference."""
+    generate, prompts = generate_of(case), asked.prompts
+    found = generation_of(program, prompts=prompts, scored=scored, new=generate.new_tokens, stop=generate.stop)
+    return msgspec.structs.replace(found, likelihoods=asked.likelihoods, tokens=tokens)
 
 
 def token_tensors(prompts: Tokens, scored: Tokens) -> list[tuple[torch.Tensor, ...]]:
