@@ -37,12 +37,13 @@ from farm.builds.compile.flows.flow import Stopwatch
 from farm.builds.compile.flows.qualcomm import calibrate, compiler_specs, refuse_control_flow
 from farm.builds.compile.flows.reference import (
     call,
-    compare_writes,
     copies,
+    find_writes,
     flat_outputs,
     functional,
     returned_nodes,
     state_kept,
+    write_facts,
 )
 from farm.builds.program.layers import INPUT, Layer, LayerTensor
 from farm.suites.suite import FORWARD, Features, Job, Target
@@ -293,7 +294,7 @@ def compile_debug(job: Job, versions: Mapping[str, str], sample: int, folder: Pa
             delegation = read_delegation(lowered.graph_module)
             if not delegation.partitions:
                 raise UsageError("nothing was delegated: there is no layer to compare, as the CPU runs them all")
-            writes = compare_writes(reference, functional(exported), lowered)
+            needed, found = find_writes(reference, functional(exported), lowered)
         with watch.step("serialize"):
             config = ExecutorchBackendConfig(segment_alignment=utils.get_qnn_context_binary_alignment())
             program = edge.to_executorch(config)
@@ -313,18 +314,17 @@ def compile_debug(job: Job, versions: Mapping[str, str], sample: int, folder: Pa
         notes = [*_named_layers(reference.run.names, unlifted.graph), *_consistency("FP32", fp32.outputs, expected)]
         if quantized is not None:
             notes += _consistency("quantized", quantized.outputs, flat_outputs(call(graph, inputs).outputs, case))
-    written = writes.found.inputs
+    written = found.inputs
     outputs = reference.output_specs(reference.run.program_outputs(written)[sample], written)
     program_facts = CompiledProgram(
         references={},
         outputs=in_orders_of(outputs, method),
-        writes=writes.kept,
-        lost_writes=writes.lost,
         delegates=method.partitions,
         delegated_ops=delegation.delegated_ops,
         fallback_ops=delegation.cpu_ops,
         inputs=[inputs],
         input_orders=tuple(value.order for value in method.inputs),
+        **write_facts(needed, found, reference.input_names),
     )
     key = hashlib.sha256(f"debug {bundle_key(job, versions)}".encode()).hexdigest()
     write_bundle(job, key, versions, bundle, program_facts, watch)

@@ -32,11 +32,10 @@ from farm.builds.compile.flows.edge_nodes import EdgeOrigins, built_operators, r
 from farm.builds.compile.flows.factory import make_example, make_inputs, make_method, make_module, read_expected
 from farm.builds.compile.flows.flow import Flow, Lowering, Stopwatch
 from farm.builds.compile.flows.reference import (
-    ComparedWrites,
     Reference,
     Tensors,
     Writes,
-    compare_writes,
+    find_writes,
     functional,
     mark_constants,
     mark_ready_constants,
@@ -45,6 +44,7 @@ from farm.builds.compile.flows.reference import (
     run_samples,
     state_kept,
     tensor_spec,
+    write_facts,
 )
 from farm.builds.compile.flows.shortcuts.every import less_work
 from farm.builds.program.canonical import program_hash
@@ -121,8 +121,8 @@ def _compile(
     edge = lowered.edge.exported_program(case.method)
     delegation = read_delegation(edge.graph_module)
     exported = functional(lowered.exported)
-    writes = compare_writes(reference, exported, edge)
-    written = writes.found.inputs
+    needed, found = find_writes(reference, exported, edge)
+    written = found.inputs
     references = {"fp32": reference.run.program_outputs(written)}
     if lowered.quantized is not None:
         with watch.step("quantized_reference"), state_kept(lowered.quantized):
@@ -144,16 +144,15 @@ def _compile(
         fallback_ops=delegation.cpu_ops,
         operators=dict(operators),
         dynamic=any(spec.dynamic for spec in case.inputs),
-        stateful=bool(writes.needed.buffers),
+        stateful=bool(needed.buffers),
         method=case.method,
         method_index=method.index,
         features=() if on_cpu else case.features.named,
         spill_fill_bytes=lowered.spill_fill_bytes,
         inputs=samples,
         state=state,
-        writes=writes.kept,
-        lost_writes=writes.lost,
         input_orders=tuple(value.order for value in method.inputs),
+        **write_facts(needed, found, reference.input_names),
     )
 
 
@@ -231,8 +230,7 @@ def _take_ready(
             outputs = mark_ready_constants(specs, references["fp32"], partial(_export, case, samples[0]))
             # Delegates may keep buffers that the file is silent on.
             found = reference.writes.buffers if method.written_buffers or method.delegates else ()
-            writes = ComparedWrites(reference.writes, Writes(method.written_inputs, found), reference.input_names)
-            facts |= {"writes": writes.kept, "lost_writes": writes.lost}
+            facts |= write_facts(reference.writes, Writes(method.written_inputs, found), reference.input_names)
             facts["stateful"] |= bool(reference.writes.buffers)
         elif case.expected:
             references["fp32"] = read_expected(case)

@@ -248,23 +248,13 @@ class Writes(NamedTuple):
         )
 
 
-class ComparedWrites(NamedTuple):
-    """Writes of a module beside the writes of its program."""
-
-    needed: Writes
-    found: Writes
-    input_names: tuple[str, ...]
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """Writes of the module that the program has, by name."""
-        found = self.found.named(self.input_names)
-        return tuple(name for name in self.needed.named(self.input_names) if name in found)
-
-    @property
-    def lost(self) -> tuple[str, ...]:
-        """Writes of the module that the program lacks, by name."""
-        return tuple(name for name in self.needed.named(self.input_names) if name not in self.kept)
+def write_facts(needed: Writes, found: Writes, inputs: Sequence[str]) -> dict[str, Any]:
+    """Return facts of a bundle: the writes that its module needs, those `found` in its program and those it lacks."""
+    names, there = needed.named(inputs), found.named(inputs)
+    return {
+        "writes": tuple(name for name in names if name in there),
+        "lost_writes": tuple(name for name in names if name not in there),
+    }
 
 
 class Reference(NamedTuple):
@@ -359,14 +349,14 @@ def functional(exported: ExportedProgram) -> ExportedProgram:
     return exported
 
 
-def compare_writes(reference: Reference, exported: ExportedProgram, edge: ExportedProgram) -> ComparedWrites:
-    """Return the writes of a module, by its calls and its functional export, beside the writes of its program."""
+def find_writes(reference: Reference, exported: ExportedProgram, edge: ExportedProgram) -> tuple[Writes, Writes]:
+    """Return the writes of a module, by its calls and its functional export, and the writes of its program."""
     found = _signature_writes(edge)
     for _, lowered, _ in get_lowered_submodules(edge.graph_module):
         # Delegates keep buffers of their own.
         inside: Any = lowered.original_module
         found = found.union(Writes(buffers=_signature_writes(inside).buffers))
-    return ComparedWrites(_signature_writes(exported).union(reference.writes), found, reference.input_names)
+    return _signature_writes(exported).union(reference.writes), found
 
 
 def _signature_writes(exported: ExportedProgram) -> Writes:
