@@ -282,7 +282,9 @@ def test_a_layer_has_its_tensor_its_module_its_line_and_its_operators(
     [("Raises", "ValueError: no such shape"), ("Exits", "the compiler called exit(1): that was it")],
 )
 def test_what_a_module_raises_is_a_reply_in_one_line(bench: Bench, model: str, reason: str) -> None:
-    reply = Debugger(bench.folder / "log").serve(bench.request(model))
+    log = bench.folder / "log"
+    log.touch()
+    reply = Debugger(log).serve(bench.request(model))
     assert (reply.ok, reply.refused, reply.infra, reply.reason) == (False, False, False, reason)
 
 

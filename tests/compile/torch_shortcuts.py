@@ -8,11 +8,9 @@ import io
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -220,13 +218,6 @@ def test_the_vendor_of_the_processor_is_the_same_without_a_process(monkeypatch: 
         assert qnn_sdk_setup._read_cpu_vendor() == asked
     with vendor_from_kernel(), patch.object(executorch_reads, "_PROCESSORS", Path(os.devnull)):
         assert qnn_sdk_setup._read_cpu_vendor() == asked
-    # An ExecuTorch whose function has parameters.
-    other: Any = ModuleType(executorch_reads._SETUP)
-    other._read_cpu_vendor = lambda details: details
-    with monkeypatch.context() as patched:
-        patched.setitem(sys.modules, executorch_reads._SETUP, other)
-        with vendor_from_kernel():
-            assert other._read_cpu_vendor("details") == "details"
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with vendor_from_kernel():
         assert qnn_sdk_setup._read_cpu_vendor is read

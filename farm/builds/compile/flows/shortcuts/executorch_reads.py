@@ -49,12 +49,12 @@ def vendor_from_kernel() -> AbstractContextManager[None]:
     """
 
     def from_kernel(read: Callable[..., Any]) -> Callable[..., Any]:
-        def read_vendor(*given: Any) -> Any:
+        def read_vendor() -> Any:
             try:
-                found = None if given else _VENDOR.search(_PROCESSORS.read_text(encoding="utf-8"))
+                found = _VENDOR.search(_PROCESSORS.read_text(encoding="utf-8"))
             except OSError:
                 found = None
-            return found[1] if found else read(*given)
+            return found[1] if found else read()
 
         return read_vendor
 
