@@ -19,7 +19,7 @@ from farm.report.formats.run_json import parse_json, render_json
 from farm.report.html.page_of_run import ReportContext, artifact_links, render_html, triage
 from farm.report.html.templates import cells_markup
 from farm.report.model.diff import diff_runs
-from farm.report.model.grid import events_of, may_be_flaky, nightly_runs_of, rows_of, standing_of
+from farm.report.model.grid import may_be_flaky, nightly_runs_of, rows_of, standing_of
 from farm.report.model.status import (
     SickDevice,
     Standing,
@@ -181,7 +181,6 @@ def test_a_night_has_counts_new_failures_and_changed_tools() -> None:
     newest, older = nightly_runs_of([nightly_run("n2", "2.51", None), nightly_run("n1", "2.50")], jobs)
     assert (newest.counts, newest.new, newest.events, newest.finished_ms) == ({"f": 2}, 1, ["qnn 2.50 -> 2.51"], None)
     assert (older.counts, older.new, older.events, older.finished_ms) == ({"f": 1, "k": 1, "p": 1}, 1, [], 9)
-    assert events_of({"a": "1"}, {"a": "1"}) == []
 
 
 def test_cells_are_one_element_for_equal_neighbours() -> None:

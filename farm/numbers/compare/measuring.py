@@ -409,9 +409,7 @@ class MeasuringPool:
             self.left_out.setdefault(job.name, reason_line(reason))
 
 
-def other_runtime(
-    config: Config, device: Device, backend: str, runtime: Runtime, mode: Mode = "traditional"
-) -> Runtime | None:
+def other_runtime(config: Config, device: Device, backend: str, runtime: Runtime, mode: Mode) -> Runtime | None:
     """Return the runtime of the toolchain in `config` for a device; None if it equals `runtime`."""
     found = runtime_for(config, device.soc, device.kind, device.os, backend, mode)
     return None if found.digest == runtime.digest else found

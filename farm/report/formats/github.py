@@ -22,9 +22,9 @@ _MENTION = re.compile(r"[@#!~%$&](?=\S)|(?<=GH)-(?=\d)")
 _SHOWN = 100
 
 
-def escaped(text: str, limit: int = 300) -> str:
+def escaped(text: str) -> str:
     """Return text as literal Markdown: no link, mention, table cell or HTML takes effect."""
-    apart = _MENTION.sub("\\g<0>\u200b", one_line(text, limit))
+    apart = _MENTION.sub("\\g<0>\u200b", one_line(text, 300))
     return _SPECIAL.sub(lambda match: f"&#{ord(match.group())};", apart)
 
 

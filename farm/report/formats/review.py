@@ -20,7 +20,7 @@ from farm.report.model.compare import (
     sentence,
 )
 from farm.report.model.status import Standing, change_line, is_confirmed
-from farm.report.model.summary import JobSummary, Outcome, RunSummary, Tone, summarize
+from farm.report.model.summary import Outcome, RunSummary, Tone, summarize
 from farm.report.terminal.compare import TITLES, side_line
 from farm.report.terminal.layout import STUBBED
 from farm.results.attempt import Attempt, Verdict
@@ -120,6 +120,10 @@ def compare_review(report: CompareReport) -> Review:
     new, worse = report.having(CompareGroup.NEWLY_FAILING), report.having(CompareGroup.WORSE)
     not_compared = report.having(CompareGroup.NOT_COMPARED)
     changed = [(name, a, b) for name, a, b in report.differing_facts if name in _SURROUNDINGS]
+
+    def is_infra(job: ComparedJob) -> bool:
+        return JobState.INFRA in (job.a.state, job.b.state)
+
     return Review(
         name="farm perf compare",
         state="failed" if report.is_worse else "infra" if report.interrupted or not_compared else "passed",
@@ -134,7 +138,10 @@ def compare_review(report: CompareReport) -> Review:
             REGRESSED: [(job.name, job.text) for job in worse],
             NOT_YOURS: [
                 *((job.name, f"the base fails too: {job.text}") for job in report.having(CompareGroup.FAILING)),
-                *((job.name, _not_compared(job)) for job in not_compared),
+                *(
+                    (job.name, _infra(job.device, job.text) if is_infra(job) else f"not compared: {job.text}")
+                    for job in not_compared
+                ),
             ],
         },
         commands=(report.command,),
@@ -158,7 +165,7 @@ def run_review(view: RunView, states: Mapping[str, Standing], alerts: Sequence[A
             REGRESSED: [(one.job_id, change_line(one)) for one in regressions],
             FAILING_BEFORE: [(one.job.id, one.reason) for one in old],
             NOT_YOURS: [
-                *((one.job.id, _on_device(one)) for one in summary.having(Outcome.INFRA)),
+                *((one.job.id, _infra(one.device, one.reason)) for one in summary.having(Outcome.INFRA)),
                 *((one.job.id, f"not run: {one.reason}") for one in summary.having(Outcome.NOT_RUN)),
                 *((one.job.id, proof) for one in summary.recovered if (proof := _elsewhere(one.job.attempts))),
             ],
@@ -193,15 +200,8 @@ def _state(summary: RunSummary, *, has_regressions: bool) -> State:
     return "passed" if summary.tone is Tone.PASSED else "infra"
 
 
-def _not_compared(job: ComparedJob) -> str:
-    sides = [one for one in (job.a, job.b) if one.state is JobState.INFRA]
-    where = f" on {job.device}" if job.device else ""
-    return f"infra{where}: {job.text}" if sides else f"not compared: {job.text}"
-
-
-def _on_device(job: JobSummary) -> str:
-    where = f" on {job.device}" if job.device else ""
-    return f"infra{where}: {job.reason}"
+def _infra(device: str, text: str) -> str:
+    return f"infra{f' on {device}' if device else ''}: {text}"
 
 
 def _elsewhere(attempts: Sequence[Attempt]) -> str:

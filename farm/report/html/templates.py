@@ -123,12 +123,12 @@ def environment() -> jinja2.Environment:
 
 
 @functools.cache
-def assets(styles: tuple[str, ...] = STYLES, scripts: tuple[str, ...] = SCRIPTS) -> dict[str, Markup]:
+def assets(styles: tuple[str, ...] = STYLES) -> dict[str, Markup]:
     """Return our style sheets and scripts for inlining, and the policy that allows exactly these."""
     folder = data_folder("reports")
     style, early, script = (
         "".join((folder / name).read_text(encoding="utf-8") for name in names)
-        for names in (styles, (EARLY_SCRIPT,), scripts)
+        for names in (styles, (EARLY_SCRIPT,), SCRIPTS)
     )
     for text in (style, early, script):
         if "</" in text or "<!--" in text:

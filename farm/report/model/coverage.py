@@ -177,15 +177,15 @@ def coverage(
     builder_of = {target: name for name, targets in builders.items() for target in targets}
     built = {item.job_id: {builder_of.get(name, name) for name in item.operators or ()} for item in items}
     cases = {name: set(own) for name, own in grouped((name, i.case) for i in items for name in built[i.job_id]).items()}
-    about: dict[str, list[CoveredJob]] = {}
-    passing: dict[str, list[CoveredJob]] = {}
+    about: dict[tuple[str, str], list[CoveredJob]] = {}
+    passing: dict[tuple[str, str], list[CoveredJob]] = {}
     for item in items:
         names = built[item.job_id]
         fewest = min((len(cases[name]) for name in names), default=0)
         # A case without known operators has a row of its own.
         for name in names or {f"case {item.case}"}:
             subject = not names or len(cases[name]) == fewest
-            (about if subject else passing).setdefault(name, []).append(item)
+            (about if subject else passing).setdefault((name, item.precision), []).append(item)
     used = dict.fromkeys(item.precision for item in items)
     # Programs compiled elsewhere may have a precision that the backend does not list.
     columns = [name for name in precisions if name in used] + [name for name in used if name not in precisions]
@@ -193,9 +193,9 @@ def coverage(
     def row(name: str) -> CoverageRow:
         cells = {}
         for precision in columns:
-            own, others = ([i for i in part.get(name, ()) if i.precision == precision] for part in (about, passing))
-            if own or others:
-                cells[precision] = CoverageCell(tuple(own or others), in_passing=not own)
+            own = about.get((name, precision), [])
+            if jobs := own or passing.get((name, precision)):
+                cells[precision] = CoverageCell(tuple(jobs), in_passing=not own)
         return CoverageRow(name, tuple(builders.get(name, ())), cells, "" if cells else without.get(name, ""))
 
     return Coverage(
@@ -204,7 +204,7 @@ def coverage(
         precisions=tuple(columns),
         unused=tuple(precision for precision in precisions if precision not in used),
         rows=tuple(row(name) for name in sorted(builders)),
-        beyond=tuple(row(name) for name in sorted((about.keys() | passing.keys()) - builders.keys())),
+        beyond=tuple(row(name) for name in sorted({name for name, _ in (*about, *passing)} - builders.keys())),
         items=tuple(items),
     )
 

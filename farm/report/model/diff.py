@@ -156,18 +156,15 @@ def diff_runs(before: RunView, after: RunView) -> RunDiff:
     jobs += [_gone(job, new) for job in earlier.values()]
     facts = changed_facts(before.fingerprint, after.fingerprint)
     not_finished = tuple(run.id for run in (before, after) if run.finished_ms is None)
+    was, now = before.toolchain, after.toolchain
+    commits_url = range_link(now.commit_url, was.commit, now.commit) if was and now else ""
     return RunDiff(
         before.id, after.id, before.started_ms, after.started_ms,
         tuple(fact_row(name, *values) for name, values in facts.items()),
         tuple(jobs), programs if programs.same or programs.changed else msgspec.UNSET,
-        _commits_url(before, after) or msgspec.UNSET, not_finished or msgspec.UNSET,
+        commits_url or msgspec.UNSET, not_finished or msgspec.UNSET,
         bool(old.stub and new.stub) or msgspec.UNSET,
     )  # fmt: skip
-
-
-def _commits_url(before: RunView, after: RunView) -> str:
-    was, now = before.toolchain, after.toolchain
-    return range_link(now.commit_url, was.commit, now.commit) if was and now else ""
 
 
 def _programs(before: RunView, after: RunView) -> list[dict[str, str]]:

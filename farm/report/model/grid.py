@@ -88,6 +88,7 @@ def nightly_runs_of(nightly_runs: Sequence[NightlyRun], jobs: Sequence[GridJob])
         letters = Counter(job.cells[place] for job in jobs)
         new = sum(job.cells[place] == "f" and standing_of(job.cells[place:]) is Standing.NEW_FAILURE for job in jobs)
         before = nightly_runs[place + 1].facts if place + 1 < len(nightly_runs) else nightly_run.facts
+        changed = changed_texts(before, nightly_run.facts)
         ends = [run.finished_ms for run in nightly_run.runs]
         found.append(
             GridNightlyRun(
@@ -99,12 +100,7 @@ def nightly_runs_of(nightly_runs: Sequence[NightlyRun], jobs: Sequence[GridJob])
                 subject=nightly_run.toolchain.subject,
                 counts={letter: count for letter, count in sorted(letters.items()) if letter != "\N{MIDDLE DOT}"},
                 new=new,
-                events=events_of(before, nightly_run.facts),
+                events=[text for name, text in changed.items() if name not in _OF_A_COMMIT],
             )
         )
     return found
-
-
-def events_of(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return changed tools as text: `qnn 2.50 -> 2.51`."""
-    return [text for name, text in changed_texts(before, now).items() if name not in _OF_A_COMMIT]

@@ -92,14 +92,15 @@ def generation_of(attempt: Attempt | None, fingerprint: Mapping[str, str]) -> Ge
         return None
     seconds = fingerprint.get("seconds", "")
     fall, memory = (_median(whole.get(name)) for name in ("sustained_fall", "peak_memory"))
+    spreads = _spreads((name, whole[name]) for name in ("prefill_rate", "decode_rate", "latency") if name in whole)
     prompts = parts.get("first_token_time", ())
     stretches = ((_STRETCH.fullmatch(name), one) for name, one in parts.get("step_time", ()))
     return GenerationFigures(
         logits=_logits(attempt),
-        prefill=_spread(whole.get("prefill_rate")),
-        decode=_spread(whole.get("decode_rate")),
+        prefill=spreads.get("prefill_rate"),
+        decode=spreads.get("decode_rate"),
         # A single token after each prompt takes no decode step.
-        steps=_spread(whole.get("latency")) if "decode_rate" in whole and _finite(whole.get("latency")) else None,
+        steps=spreads.get("latency") if "decode_rate" in whole and _finite(whole.get("latency")) else None,
         prompts=_spreads((int(length), one) for length, one in prompts if length.isascii() and length.isdecimal()),
         positions=_spreads(((int(match[1]), int(match[2])), one) for match, one in stretches if match),
         sustained=_finite(whole.get("sustained_rate")),
@@ -197,15 +198,11 @@ def _ends(places: Sequence[int]) -> tuple[str, str]:
     return (str(min(places)), str(max(places))) if places else ("", "")
 
 
-_Place = TypeVar("_Place", int, tuple[int, int])
+_Place = TypeVar("_Place", str, int, tuple[int, int])
 
 
 def _spreads(parts: Iterable[tuple[_Place, Measurement]]) -> dict[_Place, Spread]:
     return {place: spread for place, one in sorted(parts, key=itemgetter(0)) if (spread := spread_of(one))}
-
-
-def _spread(measured: Measurement | None) -> Spread | None:
-    return None if measured is None else spread_of(measured)
 
 
 def _median(measured: Measurement | None) -> float | None:

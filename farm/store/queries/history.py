@@ -162,13 +162,11 @@ class HistoryReader(Group):
             jobs = {row.id: row.name for row in connection.execute(statement("history.jobs_of_run"), of_run)}
             return list(_job_pasts(connection, jobs, run.id, branch=run.run_branch))
 
-    def pasts_of_jobs(
-        self, job_pattern: str, soc: str | None = None, most: int = 60, branch: str = ""
-    ) -> list[JobPast]:
-        """Return the numbers of the newest `most` runs of jobs in a branch."""
+    def pasts_of_jobs(self, job_pattern: str, soc: str | None = None, branch: str = "") -> list[JobPast]:
+        """Return the numbers of the newest 60 runs of jobs in a branch."""
         with self._database.reading() as connection:
             jobs = matching_jobs(connection, job_pattern, soc)
-            return list(_job_pasts(connection, jobs, None, branch=branch, most=most))
+            return list(_job_pasts(connection, jobs, None, branch=branch))
 
     def reliability(
         self, job_ids: Collection[str], kind: str, until: str = "", *, failed_of_late: bool = False, branch: str = ""
@@ -310,16 +308,16 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _job_pasts(
-    connection: Connection, job_ids: Mapping[int, str], until: str | None, *, branch: str, most: int = _RUNS
+    connection: Connection, job_ids: Mapping[int, str], until: str | None, *, branch: str
 ) -> Iterator[JobPast]:
-    """Yield the newest `most` runs of jobs, id to name, in a branch, for each kind of device.
+    """Yield the newest 60 runs of jobs, id to name, in a branch, for each kind of device.
 
     With `until` only runs up to that run, which may be a local one, and only jobs with a verdict in it. Runs of
     `farm debug` are left out.
     """
     facts: dict[str, dict[str, str]] = {}
     for part in chunks(sorted(job_ids), _JOBS):
-        of = {"jobs": part, "until": until or _NO_END, "most": most, "branch": branch}
+        of = {"jobs": part, "until": until or _NO_END, "most": _RUNS, "branch": branch}
         # For each job and run the attempt that decides, where it has a verdict about the code, oldest first.
         found = connection.execute(statement("history.pasts"), of).all()
         facts |= fingerprints(connection, {row.fingerprint_hash for row in found} - facts.keys())
