@@ -142,11 +142,6 @@ def test_only_the_last_21_runs_of_the_newest_level_count() -> None:
     assert [judge(series, fallen, 1e6).count for series in (LATENCY, NEUTRAL)] == [4, 21]
 
 
-def test_the_common_shift_of_a_night_is_taken_out() -> None:
-    assert judge(LATENCY, noisy(21), 1.1e6, shift=math.log(1.1)).finding is UNCHANGED
-    assert judge(LATENCY, noisy(21), 1.1e6 * 1.1, shift=math.log(1.1)).finding is REGRESSION
-
-
 @PATIENT
 @given(st.sampled_from([LATENCY, SQNR, COSINE, TOP1, FALLBACK]), st.lists(EVERYTHING, max_size=30), EVERYTHING)
 @example(SQNR, [-math.inf, math.inf] * 5, math.inf)

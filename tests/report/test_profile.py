@@ -17,7 +17,6 @@ from selenium.webdriver.chrome.webdriver import WebDriver
 from farm.builds.bundles.bundle import Generation
 from farm.builds.program.layers import LayerStep
 from farm.report.formats.layers_csv import CSV_KIND, LayerPlace, shown_places
-from farm.report.formats.run_json import parse_json, render_json
 from farm.report.html.page_of_run import ReportContext, render_html, write_html
 from farm.report.model.sections import (
     ROW_LIMITS,
@@ -84,14 +83,6 @@ def test_a_page_has_profiles_and_heap_counters_where_there_are_some(example_run:
         "host time of a simulator: not comparable with hardware", "dsp_heap_before", "928,212 bytes",
     ):  # fmt: skip
         assert text in html
-
-
-def test_profiles_and_layers_come_back_from_json(inside_run: RunView, hostile_run: RunView) -> None:
-    assert parse_json(render_json(inside_run)) == inside_run
-    back = parse_json(render_json(hostile_run))
-    (row, _) = back.jobs[0].attempts[0].operators
-    assert math.isnan(row.p50)
-    assert row.least == -math.inf
 
 
 def test_a_large_run_of_profiles_stays_small_and_says_what_is_missing() -> None:
