@@ -77,11 +77,15 @@ def _debugged(
     config: Config, request: RunRequest, view: RunView, job_id: str, folder: Path, name: str, left_s: float
 ) -> DebuggedJob:
     """Debug one job, and return the first wrong layer, or in one line the reason why there is none."""
+    from farm.dispatch.request.choose import jobs_of
+
     virtual = request.virtual > 0
     end_s = time.monotonic() + left_s
     found, prefix = DebuggedJob(job_id, ""), ""
     try:
-        job, of_run = _job(config, request, view, job_id)
+        with only_warnings():
+            of_run = config_of_run(config, view, "")
+        job = with_layers(next(job for job in jobs_of(of_run, request) if job.id == job_id))
         wait_s = math.inf if request.wait_s is None else request.wait_s
         try:
             outcome = _debug(of_run, job, virtual=virtual, until_s=end_s, wait_s=wait_s)
@@ -106,15 +110,6 @@ def _debugged(
         over = "the budget was over: " if time.monotonic() >= end_s else ""
         problem = f"not debugged: {over}{problem}; {_command(job_id, virtual=virtual)}"
     return msgspec.structs.replace(found, reason=one_line(prefix + (problem or found.reason), _REASON_CHARS))
-
-
-def _job(config: Config, request: RunRequest, view: RunView, job_id: str) -> tuple[Job, Config]:
-    """Return the job to debug, and the configuration with the toolchain of its run. Raises FarmError."""
-    from farm.dispatch.request.choose import jobs_of
-
-    with only_warnings():
-        of_run = config_of_run(config, view, "")
-    return with_layers(next(job for job in jobs_of(of_run, request) if job.id == job_id)), of_run
 
 
 def _debug(config: Config, job: Job, *, virtual: bool, until_s: float, wait_s: float) -> DebugOutcome:
