@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from farm.base.errors import DeviceError, InfraError
+from farm.base.errors import DeviceError
 from farm.base.processes import Supervisor
 from farm.devices.process import Output, Process
 from farm.devices.transport import COMMAND_BYTES, Transport, shell_command
@@ -65,9 +65,7 @@ class LocalProcess(Process):
             stderr_pipe=True,
         )
         process = self._child.process
-        if process.stdin is None or process.stdout is None or process.stderr is None:
-            raise InfraError("a process was started without its pipes")
-        self._pipes = (process.stdin, process.stdout, process.stderr)
+        self._pipes = [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe is not None]
         for pipe in self._pipes:
             os.set_blocking(pipe.fileno(), False)
         self._stdin, self._stdout, self._stderr = (pipe.fileno() for pipe in self._pipes)

@@ -128,13 +128,11 @@ def start_adb_server(supervisor: Supervisor, state: Path, *, port: int = 0) -> A
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     state = state.resolve()
     # The server inherits a listening socket, so that no other process can take the port before it starts.
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise InfraError(f"adb server cannot start on port {port}: {error.strerror}") from None
-        listener.listen(_BACKLOG)
+    try:
+        listener = socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
+    except OSError as error:
+        raise InfraError(f"adb server cannot start on port {port}: {error.strerror}") from None
+    with listener:
         port = int(listener.getsockname()[1])
         child = supervisor.spawn(
             [adb, "-L", f"acceptfd:{listener.fileno()}", "server", "nodaemon"],
@@ -276,7 +274,4 @@ def _version_of(adb: Path) -> int:
 def _candidates() -> list[Path]:
     """Return the adb programs of this machine, the user's own first. Raises MissingToolError where there is none."""
     on_path = shutil.which("adb")
-    found = [Path(on_path)] if on_path else []
-    with contextlib.suppress(MissingToolError):
-        found.append(find_adb())
-    return list(dict.fromkeys(found)) or [find_adb()]
+    return list(dict.fromkeys([Path(on_path), find_adb()] if on_path else [find_adb()]))

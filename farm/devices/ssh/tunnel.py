@@ -44,18 +44,15 @@ def main() -> None:
     words = parser.parse_args()
     address = msgspec.json.decode(words.address, type=SshAddress)
     link = SshLink(address.host, address)
-    with socket.socket() as listener:
-        try:
-            ensure_server(link, words.adb_host, words.adb_port)
-            # The port of a dead tunnel may have lingering connections.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((LOOPBACK, words.port))
-            listener.listen(_BACKLOG)
-        except (InfraError, OSError) as error:
-            _print({"error": str(error)})
-            raise SystemExit(1) from None
-        _print({"port": int(listener.getsockname()[1])})
-        serve(listener, link, words.adb_host, words.adb_port)
+    try:
+        ensure_server(link, words.adb_host, words.adb_port)
+        # The port of a dead tunnel may have lingering connections, which this function allows.
+        listener = socket.create_server((LOOPBACK, words.port), backlog=_BACKLOG)
+    except (InfraError, OSError) as error:
+        _print({"error": str(error)})
+        raise SystemExit(1) from None
+    _print({"port": int(listener.getsockname()[1])})
+    serve(listener, link, words.adb_host, words.adb_port)
 
 
 def ensure_server(link: SshLink, host: str, port: int) -> None:
