@@ -153,14 +153,10 @@ def name_of(pid: int) -> str:
 
 def descendants(pid: int) -> list[int]:
     """Return the children of a process and all their descendants."""
-    parents: dict[int, int] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
     found = [pid]
     for parent in found:
-        found += [child for child, its_parent in parents.items() if its_parent == parent]
+        with contextlib.suppress(OSError):
+            found += map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
     return found[1:]
 
 

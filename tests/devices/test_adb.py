@@ -289,14 +289,9 @@ def test_a_private_server_keeps_to_itself(tmp_path: Path) -> None:
         killed = subprocess.run([server.adb, "kill-server"], env=environment, capture_output=True, check=False)
         assert killed.returncode != 0
         assert listens(server.port)
-    assert not listens(server.port)
-
-
-def test_what_does_not_listen_cannot_be_attached(tmp_path: Path) -> None:
-    with Supervisor() as supervisor:
-        server = start_adb_server(supervisor, tmp_path)
         with pytest.raises(InfraError, match="cannot attach 127.0.0.1:"):
             server.connect("127.0.0.1", free_port())
+    assert not listens(server.port)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this Python knows no IPv6")

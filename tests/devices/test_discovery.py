@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from socketserver import BaseRequestHandler, ThreadingTCPServer
+from socketserver import BaseRequestHandler
 from typing import Any
 
 import msgspec
 import pytest
 from attached import Attached, Rack, attach
 from farm_home import FarmHome
+from networks import serving
 from processors import of_an_arm
 from ssh_server import SshServer, running
 from waiting import until
@@ -165,44 +166,37 @@ def test_a_phone_is_known_by_its_serial_and_not_by_adbs_name(bench: Rack, proper
 REFUSED = (b"host:host-features", b"host:features", b"host:track-devices", b"reboot:")
 
 
-class PoorAdbProxy(ThreadingTCPServer):
+class PoorAdbProxy:
     """Listens on loopback at `port`; refuses REFUSED anywhere in a request, and delays the first stream."""
 
-    daemon_threads = True
-
-    def __init__(self, server_port: int, first_stream_s: float) -> None:
-        super().__init__(("127.0.0.1", 0), _Carrier)
-        self.port = int(self.server_address[1])
+    def __init__(self, server_port: int, first_stream_s: float = 8.0) -> None:
         self.server_port, self.delay_s = server_port, first_stream_s
         self.requests: list[bytes] = []
         self.connections: list[socket.socket] = []
-        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        self._serving = contextlib.ExitStack()
+        self.port = self._serving.enter_context(serving(type("Carrier", (_Carrier,), {"proxy": self})))
 
     def close(self) -> None:
         """End the proxy and every connection, as at the end of a rented session."""
-        self.shutdown()
-        self.server_close()
+        self._serving.close()
         for one in self.connections:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing: either end may hang up."""
-
 
 class _Carrier(BaseRequestHandler):
-    server: PoorAdbProxy
+    proxy: PoorAdbProxy
 
     def handle(self) -> None:
         client = self.request
-        with socket.create_connection(("127.0.0.1", self.server.server_port)) as server:
-            self.server.connections += [client, server]
+        with socket.create_connection(("127.0.0.1", self.proxy.server_port)) as server:
+            self.proxy.connections += [client, server]
             while True:
-                size = _exactly(client, 4)
+                size = client.recv(4, socket.MSG_WAITALL)
                 if not size:
                     return
-                request = _exactly(client, int(size, 16))
-                self.server.requests.append(request)
+                request = client.recv(int(size, 16), socket.MSG_WAITALL)
+                self.proxy.requests.append(request)
                 if any(one in request for one in REFUSED):
                     reason = b"unknown host service"
                     client.sendall(b"FAIL%04x%s" % (len(reason), reason))
@@ -210,11 +204,11 @@ class _Carrier(BaseRequestHandler):
                 is_transport = request.startswith(b"host:transport")
                 if not is_transport and not request.startswith(b"host"):
                     # A service of a device: its stream is passed on as it is.
-                    delay_s, self.server.delay_s = self.server.delay_s, 0.0
+                    delay_s, self.proxy.delay_s = self.proxy.delay_s, 0.0
                     time.sleep(delay_s)
                 server.sendall(size + request)
                 if is_transport:
-                    client.sendall(_exactly(server, 4))
+                    client.sendall(server.recv(4, socket.MSG_WAITALL))
                     continue
                 back = threading.Thread(target=_copy, args=(server, client), daemon=True)
                 back.start()
@@ -229,23 +223,6 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
             target.sendall(data)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)
-
-
-def _exactly(stream: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size and (piece := stream.recv(size - len(data))):
-        data += piece
-    return data if len(data) == size else b""
-
-
-@contextlib.contextmanager
-def poor_adb_proxy(server_port: int, first_stream_s: float = 8.0) -> Iterator[PoorAdbProxy]:
-    """Run a proxy in front of the adb server at `server_port`."""
-    proxy = PoorAdbProxy(server_port, first_stream_s)
-    try:
-        yield proxy
-    finally:
-        proxy.close()
 
 
 # Rented devices: hosts with an end time behind a real sshd that only forwards, and behind a poor adb server.
@@ -353,7 +330,7 @@ def test_a_host_of_a_command_goes_with_that_command(farm: FarmHome, rack: Attach
 
 @pytest.fixture
 def poor(rack: Attached) -> Iterator[PoorAdbProxy]:
-    with poor_adb_proxy(rack.port) as proxy:
+    with contextlib.closing(PoorAdbProxy(rack.port)) as proxy:
         yield proxy
 
 
@@ -377,7 +354,7 @@ def test_a_refused_reboot_is_an_error_of_the_device(poor: PoorAdbProxy) -> None:
 
 def test_a_rented_device_that_is_gone_counts_as_the_end_of_its_session(rack: Attached, farm_cache: Path) -> None:
     config = msgspec.structs.replace(load_config(), cache_dir=farm_cache)
-    with poor_adb_proxy(rack.port, 0.0) as proxy:
+    with contextlib.closing(PoorAdbProxy(rack.port, 0.0)) as proxy:
         (found,) = scan(proxy.port).devices
         hour = msgspec.structs.replace(found, until_s=time.time() + 3600)
         over = msgspec.structs.replace(found, until_s=time.time() - 1)
@@ -394,7 +371,7 @@ def test_a_rented_device_that_is_gone_counts_as_the_end_of_its_session(rack: Att
 
 @pytest.mark.whole
 def test_the_end_of_a_session_is_infra_and_no_quarantine(farm: FarmHome, rack: Attached) -> None:
-    with poor_adb_proxy(rack.port, 0.0) as proxy:
+    with contextlib.closing(PoorAdbProxy(rack.port, 0.0)) as proxy:
         add(farm, "--adb", f"127.0.0.1:{proxy.port}")
         with farm.running("run", "--soc", "SM8650", "--suite", "smoke", "--name", "cut") as run:
             while "[1/8]" not in (line := run.stdout.readline()):

@@ -47,17 +47,6 @@ def test_which_servers_take_one_program_at_a_time() -> None:
     assert not takes_one_program("SSH-2.0-OpenSSH_9.2p1 Debian-2")
 
 
-def test_a_program_is_ended_with_its_children_also_those_that_left_it(
-    board: DropbearServer, transport: SshTransport
-) -> None:
-    script = "setsid sleep 600 >/dev/null 2>&1 </dev/null & sleep 601 & echo here; exec sleep 602"
-    process = transport.start(["sh", "-c", script])
-    assert process.receive(SECONDS).stdout == b"here\n"
-    until(lambda: len([program for program in board.left() if program.startswith("sleep 60")]) == 3)
-    process.close()
-    assert board.left() == []
-
-
 def test_files_and_programs_in_a_row_share_one_connection(board: DropbearServer, transport: SshTransport) -> None:
     for number in range(10):
         transport.push({transport.storage / "file": b"%d" % number})

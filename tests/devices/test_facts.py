@@ -103,29 +103,17 @@ def body(bench: Rack) -> Iterator[Path]:
     clear(root)
 
 
-def wait(bench: Rack, sleep: Callable[[float], None], stop: Callable[[], bool] = lambda: False) -> str:
-    return wait_until_cool(bench.transport(), "android", LIMITS, sleep, stop)
+def test_a_device_is_waited_for_until_it_is_cool_or_the_deadline_or_a_stop(bench: Rack, body: Path) -> None:
+    def wait(sleep: Callable[[float], None], stop: Callable[[], bool] = lambda: False) -> str:
+        return wait_until_cool(bench.transport(), "android", LIMITS, sleep, stop)
 
-
-def test_a_cool_device_is_measured_at_once(bench: Rack) -> None:
-    assert wait(bench, lambda _: pytest.fail("there is nothing to wait for")) == ""
-
-
-def test_a_hot_device_is_waited_for_until_the_deadline_and_measured_with_a_note(bench: Rack, body: Path) -> None:
+    assert wait(lambda _: pytest.fail("there is nothing to wait for")) == ""
     inject(body, Fault(FaultKind.OVERHEATED, code=47))
     pauses: list[float] = []
-    assert wait(bench, pauses.append) == "measured at 47.0 C, limit 45.0 C, after waiting 12 s"
+    assert wait(pauses.append) == "measured at 47.0 C, limit 45.0 C, after waiting 12 s"
     assert sum(pauses) == 12.0
-
-
-def test_a_device_that_cools_down_is_measured_then(bench: Rack, body: Path) -> None:
-    inject(body, Fault(FaultKind.OVERHEATED, code=60))
-    assert wait(bench, lambda _: clear(body)) == "waited 5 s before measuring: it was at 60.0 C, limit 45.0 C"
-
-
-def test_nobody_waits_who_is_told_to_stop(bench: Rack, body: Path) -> None:
-    inject(body, Fault(FaultKind.OVERHEATED))
-    assert "after waiting 0 s" in wait(bench, lambda _: pytest.fail("it was stopped"), stop=lambda: True)
+    assert "after waiting 0 s" in wait(lambda _: pytest.fail("it was stopped"), stop=lambda: True)
+    assert wait(lambda _: clear(body)) == "waited 5 s before measuring: it was at 47.0 C, limit 45.0 C"
 
 
 # Root through a real adb server: adbd restarts, and the device disconnects and returns.

@@ -11,7 +11,6 @@ import socketserver
 import stat
 import struct
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +20,7 @@ import msgspec
 import pytest
 from attached import Rack, rack
 from made import config
+from networks import serving
 from ordinary_server import kill_server, ordinary_adb_server
 from processors import of_an_arm
 from ssh_server import SshServer, login, running
@@ -447,10 +447,8 @@ class Version40Stub(socketserver.BaseRequestHandler):
 def old_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AdbHost]:
     """Old server; the only adb on PATH is the test's program in the folder `bin`."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Version40Stub) as stub:
-        threading.Thread(target=stub.serve_forever, args=(0.05,)).start()
-        yield AdbHost(stub.server_address[1])
-        stub.shutdown()
+    with serving(Version40Stub) as port:
+        yield AdbHost(port)
 
 
 def test_no_client_of_another_version_is_let_near_a_server(old_server: AdbHost) -> None:
