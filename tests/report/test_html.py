@@ -24,7 +24,7 @@ from farm.report.html.page_of_run import ReportContext, render_html, write_html
 from farm.report.model import format as fmt
 from farm.report.model.diff import diff_runs
 from farm.report.model.format import cut_log
-from farm.report.model.sections import FrameColumn, HeapRow, frame_grids, heap_rows
+from farm.report.model.sections import HeapRow, frame_grids, heap_rows
 from farm.report.model.summary import Outcome, Tone, skip_words, summarize
 from farm.report.terminal.compare import diff_lines
 from farm.report.terminal.run import job_lines, render_summary
@@ -179,7 +179,7 @@ def past(now: str, *runs: tuple[str, str, str, float, float]) -> JobPast:
     """Return runs as (device, SDK, version of the case, before, after), the last of them `now`; NaN without a heap."""
     names = [*(f"r{place}" for place in range(len(runs) - 1)), now]
     points = tuple(
-        Point(name, place, math.nan, {"qnn": sdk}, "hardware", case, "", device)
+        Point(name, place, {"qnn": sdk}, "hardware", case, "", device)
         for place, (name, (device, sdk, case, _, _)) in enumerate(zip(names, runs, strict=True))
     )
     values = {
@@ -270,11 +270,10 @@ def test_a_grid_has_every_setting_and_tells_infeasible_from_trouble() -> None:
     )
     [grid] = frame_grids(summarize(view))
     assert grid.name == "lpai_cases/block[SM8850-lpai-8a8w]", "another affinity has one setting, which is no sweep"
-    assert grid.columns == (FrameColumn(0, 10), FrameColumn(0, 60), FrameColumn(2, 10))
-    assert [row.fps for row in grid.rows] == [5, 100]
-    assert [[job and job.numbers.latency_ms for job in row.jobs] for row in grid.rows] == [
-        [1.5, None, 2.5], [None, None, None],
-    ]  # fmt: skip
+    assert (grid.rates, grid.columns) == ([5, 100], [(0, 10), (0, 60), (2, 10)])
+    assert {place: job.numbers.latency_ms for place, job in grid.jobs.items()} == {
+        (100, 0, 10): None, (5, 2, 10): 2.5, (5, 0, 10): 1.5, (100, 0, 60): None,
+    }  # fmt: skip
     assert (len(grid.infeasible), grid.text) == (1, "2 feasible, 1 infeasible, 1 not known")
     page = unescape(render_html(view))
     shown = section(page, "frames")

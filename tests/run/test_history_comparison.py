@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -182,7 +181,7 @@ def test_a_step_that_is_declared_is_as_great_as_it_is_off_the_level(store: Store
 def findings(kind: str, facts: dict[str, str], *series: tuple[Series, Sequence[float]]) -> dict[str, Judgement]:
     """Return the findings for the newest of some runs by metric."""
     count = len(series[0][1])
-    runs = tuple(Point(f"run {n:02}", n, math.nan, facts, kind, "v") for n in range(count))
+    runs = tuple(Point(f"run {n:02}", n, facts, kind, "v") for n in range(count))
     pasts = tuple(SeriesPast(number, one, tuple(values)) for number, (one, values) in enumerate(series))
     found = compared_series(JobPast("a job", "device", runs, pasts), {})
     return {one.series.series.metric: judge(one.series.series, one.values[:-1], one.values[-1]) for one in found}

@@ -177,7 +177,7 @@ def test_a_simulator_executes_a_sample_once_after_its_warm_up(tmp_path: Path) ->
 def test_runs_of_another_length_are_no_history_of_it() -> None:
     lengths = (None, 60, 60, 600, None, 60)
     points = [
-        Point(f"run-{n}", n, 1.0, {} if seconds is None else {"seconds": str(seconds)}, "hardware", "v")
+        Point(f"run-{n}", n, {} if seconds is None else {"seconds": str(seconds)}, "hardware", "v")
         for n, seconds in enumerate(lengths)
     ]
     history = split(points)

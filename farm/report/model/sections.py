@@ -217,49 +217,41 @@ def _finite(measured: Measurement | None) -> tuple[float, ...]:
 # Feasible and infeasible settings of a run's jobs: frame rate by clock, for each core selection. Pure.
 
 
-class FrameColumn(msgspec.Struct, frozen=True):
-    """Clock of a core selection."""
-
-    cores: int
-    ftrt_ratio: int
-
-
-class FrameRow(msgspec.Struct, frozen=True):
-    """Frame rate; `jobs` are in the order of the columns, None for a setting that is not part of the run."""
-
-    fps: int
-    jobs: tuple[JobSummary | None, ...]
-
-
 class FrameGrid(msgspec.Struct, frozen=True):
     """Settings of one program: a case on a target, without the swept options."""
 
     name: str
     """`suite/case[SoC-backend-precision-option=value]`."""
-    columns: tuple[FrameColumn, ...]
-    rows: tuple[FrameRow, ...]
+    jobs: dict[tuple[int, int, int], JobSummary]
+    """Jobs by frame rate, core selection and clock."""
+
+    @property
+    def rates(self) -> list[int]:
+        """Return the frame rates, a row each."""
+        return sorted({fps for fps, _, _ in self.jobs})
+
+    @property
+    def columns(self) -> list[tuple[int, int]]:
+        """Return the core selections with their clocks, a column each."""
+        return sorted({(cores, ftrt_ratio) for _, cores, ftrt_ratio in self.jobs})
 
     @property
     def cores(self) -> tuple[tuple[int, int], ...]:
         """Return core selections and the number of columns of each, in the order of the columns."""
-        return tuple(Counter(column.cores for column in self.columns).items())
+        return tuple(Counter(cores for cores, _ in self.columns).items())
 
     @property
     def infeasible(self) -> tuple[JobSummary, ...]:
         """Return the jobs that QNN refused for their setting."""
-        return tuple(job for job in self._jobs if is_infeasible(job))
+        return tuple(job for job in self.jobs.values() if is_infeasible(job))
 
     @property
     def text(self) -> str:
         """Return the counts: `7 feasible, 2 infeasible`, and the number of jobs without an answer."""
         # A feasible setting was executed, with correct outputs or not.
-        good, bad = sum(job.numbers.latency_ms is not None for job in self._jobs), len(self.infeasible)
-        open_ = len(self._jobs) - good - bad
+        good, bad = sum(job.numbers.latency_ms is not None for job in self.jobs.values()), len(self.infeasible)
+        open_ = len(self.jobs) - good - bad
         return f"{good} feasible, {bad} infeasible" + (f", {open_} not known" if open_ else "")
-
-    @property
-    def _jobs(self) -> list[JobSummary]:
-        return [job for row in self.rows for job in row.jobs if job is not None]
 
 
 def is_infeasible(job: JobSummary) -> bool:
@@ -271,22 +263,16 @@ def frame_grids(summary: RunSummary) -> tuple[FrameGrid, ...]:
     """Return a grid for each program with several settings in a run, or with a setting that QNN refused."""
     settings = ((job, frame_setting(job.job.backend, job.job.options)) for job in summary.jobs)
     programs = grouped((_program(job.job, setting), (setting, job)) for job, setting in settings if setting is not None)
-    return tuple(_grid(name, jobs) for name, jobs in programs.items() if len(jobs) > 1 or is_infeasible(jobs[0][1]))
+    return tuple(
+        FrameGrid(name, {(one.fps, one.cores, one.ftrt_ratio): job for one, job in jobs})
+        for name, jobs in programs.items()
+        if len(jobs) > 1 or is_infeasible(jobs[0][1])
+    )
 
 
 def _program(job: JobView, setting: FrameSetting) -> str:
     target = "-".join([job.soc, job.backend, job.precision, *(f"{name}={value}" for name, value in setting.others)])
     return f"{job.suite}/{job.case}[{target}]"
-
-
-def _grid(name: str, jobs: list[tuple[FrameSetting, JobSummary]]) -> FrameGrid:
-    placed = {(one.fps, one.cores, one.ftrt_ratio): job for one, job in jobs}
-    columns = tuple(FrameColumn(*place) for place in sorted({(one.cores, one.ftrt_ratio) for one, _ in jobs}))
-    rows = tuple(
-        FrameRow(fps, tuple(placed.get((fps, column.cores, column.ftrt_ratio)) for column in columns))
-        for fps in sorted({one.fps for one, _ in jobs})
-    )
-    return FrameGrid(name, columns, rows)
 
 
 # DSP heap of a run's jobs beside earlier runs: by case, contexts, SDK and device. Pure.

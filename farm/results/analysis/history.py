@@ -7,8 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 
 import msgspec
 
@@ -87,13 +86,11 @@ def side_of(bundle: str, facts: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class Point(msgspec.Struct, frozen=True, gc=False):
-    """A series in one run."""
+    """Conditions of a series in one run."""
 
     run_id: str
     started_ms: int
     """Epoch, milliseconds."""
-    value: float
-    """Median of the run's samples; of an exact metric the value."""
     facts: Mapping[str, str]
     """Facts that the number depends on, name to value: fingerprint of the run, build and governor of the device."""
     device_kind: str
@@ -128,44 +125,31 @@ class SeriesEvent(msgspec.Struct, frozen=True):
     """Numbers from here on are not compared with those before."""
 
 
-class SeriesSegment(msgspec.Struct, frozen=True):
-    """Runs one after the other whose numbers can be compared."""
-
-    fingerprint_class: int
-    """Class of the segment: segments of equal class are comparable across others."""
-    points: tuple[Point, ...]
-
-
 class History(msgspec.Struct, frozen=True):
     """A series, oldest first."""
 
-    segments: tuple[SeriesSegment, ...]
+    points: tuple[Point, ...]
+    classes: tuple[int, ...]
+    """Class of each point: points of one class can be compared, also across others."""
     events: tuple[SeriesEvent, ...]
-    """Events that part segments, and new versions of the code under test."""
+    """Events that part points, and new versions of the code under test."""
 
     def comparable(self) -> tuple[Point, ...]:
         """Return all points that can be compared with the last one, which is among them."""
-        if not self.segments:
-            return ()
-        last = self.segments[-1].fingerprint_class
-        return tuple(point for one in self.segments if one.fingerprint_class == last for point in one.points)
+        return tuple(point for point, one in zip(self.points, self.classes, strict=True) if one == self.classes[-1])
 
 
 def split(points: Sequence[Point]) -> History:
-    """Return the runs of a series, oldest first, in segments that end where something changed that numbers depend on.
+    """Return the runs of a series, oldest first, in classes that differ in something that numbers depend on.
 
-    A fact that is not known here ends a segment as well: a comparison too few is better than a wrong one.
+    A fact that is not known here makes a class as well: a comparison too few is better than a wrong one.
     """
-    segments = [
-        SeriesSegment(number, tuple(point for _, point in run))
-        for number, run in groupby(zip(_classes(points), points, strict=True), key=itemgetter(0))
-    ]
     events = [
         SeriesEvent(now.run_id, now.started_ms, text, parts)
         for was, now in pairwise(points)
         for text, parts in changes(was, now)
     ]
-    return History(tuple(segments), tuple(events))
+    return History(tuple(points), tuple(_classes(points)), tuple(events))
 
 
 def _classes(points: Sequence[Point]) -> list[int]:

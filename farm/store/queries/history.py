@@ -66,7 +66,7 @@ class JobPast(msgspec.Struct, frozen=True):
     device: str
     """Device of the newest run."""
     runs: tuple[Point, ...]
-    """Runs, oldest first, without values, which belong to the series."""
+    """Runs, oldest first."""
     series: tuple[SeriesPast, ...]
 
 
@@ -377,7 +377,6 @@ def _point_of_run(row: Row[Any], facts: Mapping[str, str]) -> Point:
     return Point(
         run_id=row.run_id,
         started_ms=row.started_ms,
-        value=math.nan,
         # The device's own kind: a run may have been asked for another one.
         facts={**facts, **device_facts(row.build, row.runtime), "device_kind": row.kind},
         device_kind=row.kind,
