@@ -39,9 +39,12 @@ def _table(name: str, *content: SchemaItem, **options: Any) -> sa.Table:
     return sa.Table(name, metadata, *content, **options)
 
 
-def _required(kind: TypeEngine[Any], *names: str) -> list[sa.Column[Any]]:
-    """Return columns of one type, none of which may be NULL."""
-    return [sa.Column(name, kind, nullable=False) for name in names]
+def _required(**columns: type[TypeEngine[Any]] | TypeEngine[Any]) -> list[sa.Column[Any]]:
+    """Return columns by name with their types, none of which may be NULL."""
+    return [sa.Column(name, kind, nullable=False) for name, kind in columns.items()]
+
+
+_NAME, _WORD, _KIND = map(sa.String, (values.NAME_LIMIT, values.SOC_LIMIT, values.KIND_LIMIT))
 
 
 # Records: runs, jobs, attempts, and every number.
@@ -55,7 +58,7 @@ fingerprint = _table(
 run = _table(
     "run",
     sa.Column("id", sa.String(64), primary_key=True),
-    *_required(sa.Text(), "command", "user_name", "host"),
+    *_required(command=sa.Text, user_name=sa.Text, host=sa.Text),
     sa.Column("fingerprint_hash", sa.ForeignKey(fingerprint.c.hash), nullable=False),
     sa.Column("started_ms", sa.BigInteger, nullable=False, index=True),
     sa.Column("finished_ms", sa.BigInteger),
@@ -84,10 +87,7 @@ run = _table(
 device = _table(
     "device",
     sa.Column("id", RowId, primary_key=True),
-    sa.Column("serial", sa.String(256), nullable=False),
-    sa.Column("soc", sa.String(64), nullable=False),
-    sa.Column("kind", sa.String(16), nullable=False),
-    sa.Column("build", sa.String(256), nullable=False),
+    *_required(serial=_NAME, soc=_WORD, kind=_KIND, build=_NAME),
     sa.UniqueConstraint("serial", "soc", "kind", "build"),
 )
 
@@ -102,8 +102,7 @@ run_device = _table(
 suite_case = _table(
     "suite_case",
     sa.Column("id", RowId, primary_key=True),
-    *_required(sa.String(64), "suite", "case_name", "version"),
-    sa.Column("module", sa.Text, nullable=False),
+    *_required(suite=_WORD, case_name=_WORD, version=_WORD, module=sa.Text),
     sa.UniqueConstraint("suite", "case_name", "version"),
 )
 
@@ -111,10 +110,7 @@ job = _table(
     "job",
     sa.Column("id", RowId, primary_key=True),
     sa.Column("name", sa.String(512), nullable=False, unique=True),
-    *_required(sa.String(64), "suite", "case_name", "soc"),
-    sa.Column("backend", sa.String(16), nullable=False),
-    sa.Column("precision", sa.String(32), nullable=False),
-    sa.Column("options", sa.JSON, nullable=False),
+    *_required(suite=_WORD, case_name=_WORD, soc=_WORD, backend=_KIND, precision=sa.String(32), options=sa.JSON),
     # Queries look for a case on other targets by its name, in all suites.
     sa.Index("ix_job_case_name", "case_name"),
 )
@@ -150,8 +146,7 @@ shard_weights = _table(
     "shard_weights",
     sa.Column("user_name", sa.String(256), primary_key=True),
     sa.Column("selection", sa.String(64), primary_key=True),
-    sa.Column("asked_ms", sa.BigInteger, nullable=False),
-    sa.Column("seconds", sa.JSON, nullable=False),
+    *_required(asked_ms=sa.BigInteger, seconds=sa.JSON),
 )
 
 attempt = _table(
@@ -209,10 +204,7 @@ series = _table(
     "series",
     sa.Column("id", RowId, primary_key=True),
     sa.Column("job_id", sa.ForeignKey(job.c.id), nullable=False),
-    sa.Column("metric", sa.String(128), nullable=False),
-    sa.Column("unit", sa.String(32), nullable=False),
-    sa.Column("direction", sa.String(8), nullable=False),
-    sa.Column("exact", sa.Boolean, nullable=False),
+    *_required(metric=sa.String(128), unit=sa.String(32), direction=sa.String(8), exact=sa.Boolean),
     sa.UniqueConstraint("job_id", "metric", "unit", "direction", "exact"),
 )
 
@@ -227,9 +219,7 @@ measurement = _of_attempts(
 counter = _of_attempts(
     "counter",
     sa.Column("series_id", sa.ForeignKey(series.c.id), nullable=False, index=True),
-    sa.Column("n", sa.Integer, nullable=False),
-    *_required(sa.BigInteger(), "value", "max"),
-    sa.Column("samples", sa.LargeBinary, nullable=False),
+    *_required(n=sa.Integer, value=sa.BigInteger, max=sa.BigInteger, samples=sa.LargeBinary),
 )
 
 # Runs are named by id without a foreign key: an alert outlives its run.
@@ -239,15 +229,10 @@ alert = _table(
     sa.Column("series_id", sa.ForeignKey(series.c.id), nullable=False),
     sa.Column("device_kind", sa.String(16), nullable=False),
     sa.Column("run_id", sa.String(64), nullable=False, index=True),
-    *_required(sa.String(16), "finding", "state"),
-    *_required(sa.String(64), "last_good", "first_bad"),
+    *_required(finding=_KIND, state=_KIND, last_good=_WORD, first_bad=_WORD),
     # NULL stands for NaN in these columns.
-    sa.Column("change", sa.Float(53)),
-    sa.Column("low", sa.Float(53)),
-    sa.Column("high", sa.Float(53)),
-    sa.Column("p_value", sa.Float(53)),
-    *_required(sa.Text(), "reason", "guilt"),
-    sa.Column("device", sa.String(256), nullable=False),
+    *(sa.Column(name, sa.Float(53)) for name in ("change", "low", "high", "p_value")),
+    *_required(reason=sa.Text, guilt=sa.Text, device=_NAME),
     # Measured pairs, [[good, new], ...], for a later judgement.
     sa.Column("pairs", sa.JSON(none_as_null=True)),
     sa.Column("found_ms", sa.BigInteger, nullable=False),
@@ -266,10 +251,7 @@ triage = _table(
     sa.Column("id", RowId, primary_key=True),
     # `alert:12`, or `job:` and the id of the job.
     sa.Column("subject", sa.String(576), nullable=False, index=True),
-    sa.Column("state", sa.String(16), nullable=False),
-    *_required(sa.String(256), "user_name", "owner"),
-    sa.Column("note", sa.Text, nullable=False),
-    sa.Column("time_ms", sa.BigInteger, nullable=False),
+    *_required(state=_KIND, user_name=_NAME, owner=_NAME, note=sa.Text, time_ms=sa.BigInteger),
     sa.Column("until_ms", sa.BigInteger),
 )
 
@@ -277,9 +259,7 @@ artifact = _table(
     "artifact",
     sa.Column("id", RowId, primary_key=True),
     sa.Column("attempt_id", sa.ForeignKey(attempt.c.id), nullable=False),
-    sa.Column("sha256", sa.String(64), nullable=False),
-    sa.Column("size", sa.BigInteger, nullable=False),
-    sa.Column("kind", sa.String(64), nullable=False),
+    *_required(sha256=_WORD, size=sa.BigInteger, kind=_WORD),
     sa.UniqueConstraint("attempt_id", "kind", "sha256"),
     sa.Index("ix_artifact_sha256", "sha256"),
 )
@@ -289,19 +269,23 @@ artifact = _table(
 device_state = _table(
     "device_state",
     sa.Column("id", sa.String(256), primary_key=True),
-    *_required(sa.String(256), "serial", "host"),
-    sa.Column("soc", sa.String(64), nullable=False),
-    *_required(sa.String(16), "kind", "os"),
-    *_required(sa.String(256), "product", "name"),
-    sa.Column("labels", sa.JSON, nullable=False),
-    sa.Column("in_service", sa.Boolean, nullable=False),
-    sa.Column("service_note", sa.Text, nullable=False),
-    sa.Column("service_user", sa.String(256), nullable=False),
-    sa.Column("health", sa.String(16), nullable=False),
-    sa.Column("health_reason", sa.Text, nullable=False),
+    *_required(
+        serial=_NAME,
+        host=_NAME,
+        soc=_WORD,
+        kind=_KIND,
+        os=_KIND,
+        product=_NAME,
+        name=_NAME,
+        labels=sa.JSON,
+        in_service=sa.Boolean,
+        service_note=sa.Text,
+        service_user=_NAME,
+        health=_KIND,
+        health_reason=sa.Text,
+    ),
     sa.Column("status", sa.JSON(none_as_null=True)),
-    sa.Column("state", sa.String(64), nullable=False),
-    sa.Column("last_seen_ms", sa.BigInteger, nullable=False),
+    *_required(state=_WORD, last_seen_ms=sa.BigInteger),
     sa.Column("forgotten_ms", sa.BigInteger, nullable=False, server_default="0"),  # 0: never, or seen again since
 )
 
@@ -309,27 +293,28 @@ health_event = _table(
     "health_event",
     sa.Column("id", RowId, primary_key=True),
     sa.Column("device", sa.ForeignKey(device_state.c.id), nullable=False, index=True),
-    sa.Column("time_ms", sa.BigInteger, nullable=False),
-    sa.Column("event", sa.String(64), nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("detail", sa.JSON, nullable=False),
-    sa.Column("latency_ns", sa.LargeBinary, nullable=False),
+    *_required(
+        time_ms=sa.BigInteger, event=_WORD, state=_KIND, reason=sa.Text, detail=sa.JSON, latency_ns=sa.LargeBinary
+    ),
 )
 
 # The row of a free device stays, because its fence has to keep counting up.
 lease = _table(
     "lease",
     sa.Column("device", sa.String(256), primary_key=True),
-    sa.Column("fence", sa.BigInteger, nullable=False),
-    sa.Column("token", sa.String(64), nullable=False),
-    *_required(sa.String(256), "user_name", "host"),
-    sa.Column("pid", sa.BigInteger, nullable=False),
-    sa.Column("purpose", sa.Text, nullable=False),
-    sa.Column("priority", sa.Integer, nullable=False),
-    *_required(sa.BigInteger(), "acquired_ms", "expires_ms"),
-    sa.Column("reserved_for", sa.String(256), nullable=False),
-    sa.Column("reserved_until_ms", sa.BigInteger, nullable=False),
+    *_required(
+        fence=sa.BigInteger,
+        token=_WORD,
+        user_name=_NAME,
+        host=_NAME,
+        pid=sa.BigInteger,
+        purpose=sa.Text,
+        priority=sa.Integer,
+        acquired_ms=sa.BigInteger,
+        expires_ms=sa.BigInteger,
+        reserved_for=_NAME,
+        reserved_until_ms=sa.BigInteger,
+    ),
     # Start of the reservation; 0 for a reservation that begins at once.
     sa.Column("reserved_from_ms", sa.BigInteger, nullable=False, server_default="0"),
     # User with a better right than the holding agent, which hands the device over after the running job; else empty.
@@ -341,13 +326,17 @@ waiter = _table(
     "waiter",
     sa.Column("id", sa.String(64), primary_key=True),
     # JSON as text: many waiters have the same list, which is then decoded once.
-    sa.Column("devices", sa.Text, nullable=False),
-    sa.Column("wanted", sa.Integer, nullable=False),
-    *_required(sa.String(256), "user_name", "host"),
-    sa.Column("pid", sa.BigInteger, nullable=False),
-    sa.Column("purpose", sa.Text, nullable=False),
-    sa.Column("priority", sa.Integer, nullable=False),
-    *_required(sa.BigInteger(), "since_ms", "expires_ms"),
+    *_required(
+        devices=sa.Text,
+        wanted=sa.Integer,
+        user_name=_NAME,
+        host=_NAME,
+        pid=sa.BigInteger,
+        purpose=sa.Text,
+        priority=sa.Integer,
+        since_ms=sa.BigInteger,
+        expires_ms=sa.BigInteger,
+    ),
 )
 
 # Accounts of `farm serve`, and the record of their actions.
@@ -365,9 +354,7 @@ account = _table(
 audit = _table(
     "audit",
     sa.Column("id", RowId, primary_key=True),
-    sa.Column("time_ms", sa.BigInteger, nullable=False),
-    sa.Column("user_name", sa.String(256), nullable=False),
-    sa.Column("action", sa.String(32), nullable=False),
+    *_required(time_ms=sa.BigInteger, user_name=_NAME, action=sa.String(32)),
     # Fields of the request, as JSON without secrets.
     sa.Column("asked", sa.Text, nullable=False),
     # `not ended` in the row that an action begins with; `done`, or the reason of the refusal.
@@ -383,12 +370,15 @@ audit = _table(
 run_order = _table(
     "run_order",
     sa.Column("run_id", sa.ForeignKey(run.c.id), primary_key=True),
-    sa.Column("user_name", sa.String(256), nullable=False),
-    sa.Column("priority", sa.Integer, nullable=False),
-    sa.Column("purpose", sa.Text, nullable=False),
-    sa.Column("protocol", sa.Integer, nullable=False),
-    sa.Column("terms", sa.Text, nullable=False),
-    *_required(sa.JSON(), "devices", "labels"),
+    *_required(
+        user_name=_NAME,
+        priority=sa.Integer,
+        purpose=sa.Text,
+        protocol=sa.Integer,
+        terms=sa.Text,
+        devices=sa.JSON,
+        labels=sa.JSON,
+    ),
     # "SOC/KIND/OS" of the devices that the run has a runtime for; empty for all devices.
     sa.Column("classes", sa.JSON, nullable=False),
     sa.Column("most_devices", sa.Integer),
@@ -398,8 +388,7 @@ run_order = _table(
     sa.Column("bundles", sa.Integer, nullable=False),
     sa.Column("until_ms", sa.BigInteger),
     sa.Column("state", sa.String(16), nullable=False, index=True),
-    sa.Column("cancelled_by", sa.String(256), nullable=False),
-    sa.Column("submitted_ms", sa.BigInteger, nullable=False),
+    *_required(cancelled_by=_NAME, submitted_ms=sa.BigInteger),
     sa.Column("ended_ms", sa.BigInteger),
 )
 
@@ -407,23 +396,15 @@ shard = _table(
     "shard",
     sa.Column("id", RowId, primary_key=True),
     sa.Column("run_id", sa.ForeignKey(run_order.c.run_id), nullable=False),
-    sa.Column("soc", sa.String(64), nullable=False),
-    sa.Column("position", sa.Integer, nullable=False),
-    sa.Column("expected_s", sa.Float(53), nullable=False),
+    *_required(soc=_WORD, position=sa.Integer, expected_s=sa.Float(53)),
     # Number of bundles that are not built yet: equals the rows of `build_wanted` without a failure.
-    sa.Column("lacking", sa.Integer, nullable=False),
-    sa.Column("avoid", sa.JSON, nullable=False),
+    *_required(lacking=sa.Integer, avoid=sa.JSON),
     sa.Column("retry", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("state", sa.String(16), nullable=False),
     # Device and fence of the lease that holds the shard, with agent and the agent's token.
-    sa.Column("device", sa.String(256), nullable=False),
-    sa.Column("fence", sa.BigInteger, nullable=False),
-    sa.Column("agent", sa.String(256), nullable=False),
-    sa.Column("token", sa.String(64), nullable=False),
-    sa.Column("held_ms", sa.BigInteger, nullable=False),
+    *_required(device=_NAME, fence=sa.BigInteger, agent=_NAME, token=_WORD, held_ms=sa.BigInteger),
     # Number of agents that died with the shard.
-    sa.Column("tries", sa.Integer, nullable=False),
-    sa.Column("why", sa.Text, nullable=False),
+    *_required(tries=sa.Integer, why=sa.Text),
     # Number of jobs without a result.
     sa.Column("remaining", sa.Integer, nullable=False),
     sa.Index("ix_shard_run_id_state", "run_id", "state"),
@@ -446,31 +427,24 @@ shard_jobs = _table(
     sa.Column("shard", sa.ForeignKey(shard.c.id), primary_key=True),
     # JSON with the names of all jobs, and of the jobs with a result; name of the first job without one; all jobs with
     # the keys of their bundles, compressed by zlib because a job has kilobytes of tolerances.
-    *_required(sa.Text(), "names", "done"),
-    sa.Column("next_job", sa.String(512), nullable=False),
-    sa.Column("jobs", sa.LargeBinary, nullable=False),
+    *_required(names=sa.Text, done=sa.Text, next_job=sa.String(512), jobs=sa.LargeBinary),
 )
 
 # Row for each bundle requested from build hosts, shared by all runs.
 build = _table(
     "build",
     sa.Column("key", sa.String(128), primary_key=True),
-    sa.Column("toolchain", sa.String(128), nullable=False),
-    sa.Column("task", sa.Text, nullable=False),
+    *_required(toolchain=sa.String(128), task=sa.Text),
     # User and priority of the most urgent run that requests the bundle, and its place there.
-    sa.Column("user_name", sa.String(256), nullable=False),
-    *_required(sa.Integer(), "priority", "position"),
-    sa.Column("state", sa.String(16), nullable=False),
+    *_required(user_name=_NAME, priority=sa.Integer, position=sa.Integer, state=_KIND),
     # Reasons of the agents that put the build back, by host: they do not get it again.
     sa.Column("put_back", sa.JSON, nullable=False),
     # SHA-256 of the archive of the bundle, in the artifacts' store.
-    sa.Column("archive", sa.String(64), nullable=False),
-    sa.Column("nbytes", sa.BigInteger, nullable=False),
+    *_required(archive=_WORD, nbytes=sa.BigInteger),
     # Facts recorded with the requesting runs: seconds, fallback_ops, operators, program.
     sa.Column("manifest", sa.JSON(none_as_null=True)),
     sa.Column("reply", sa.Text),
-    sa.Column("log", sa.Text, nullable=False),
-    sa.Column("asked_ms", sa.BigInteger, nullable=False),
+    *_required(log=sa.Text, asked_ms=sa.BigInteger),
     sa.Index("ix_build_state", "state"),
 )
 
@@ -489,11 +463,15 @@ agent = _table(
     "agent",
     sa.Column("name", sa.String(256), primary_key=True),
     # Token of this registration and of its leases.
-    sa.Column("token", sa.String(64), nullable=False),
-    sa.Column("user_name", sa.String(256), nullable=False),
-    sa.Column("facts", sa.Text, nullable=False),
-    *_required(sa.BigInteger(), "started_ms", "heartbeat_ms", "expires_ms"),
-    sa.Column("has_left", sa.Boolean, nullable=False),
+    *_required(
+        token=_WORD,
+        user_name=_NAME,
+        facts=sa.Text,
+        started_ms=sa.BigInteger,
+        heartbeat_ms=sa.BigInteger,
+        expires_ms=sa.BigInteger,
+        has_left=sa.Boolean,
+    ),
     # True for an agent that has to take no new work.
     sa.Column("is_draining", sa.Boolean, nullable=False),
 )
@@ -503,9 +481,7 @@ agent_device = _table(
     sa.Column("device", sa.String(256), primary_key=True),
     sa.Column("agent", sa.ForeignKey(agent.c.name), nullable=False, index=True),
     sa.Column("soc", sa.String(64), nullable=False, index=True),
-    *_required(sa.String(16), "kind", "os"),
-    *_required(sa.String(256), "serial", "name"),
-    sa.Column("labels", sa.JSON, nullable=False),
+    *_required(kind=_KIND, os=_KIND, serial=_NAME, name=_NAME, labels=sa.JSON),
     # Reason why the agent cannot use the device now; empty for a usable device.
     sa.Column("refused", sa.Text, nullable=False),
 )
@@ -514,9 +490,7 @@ agent_device = _table(
 quota = _table(
     "quota",
     sa.Column("subject", sa.String(320), primary_key=True),
-    sa.Column("most", sa.Integer, nullable=False),
-    sa.Column("set_by", sa.String(256), nullable=False),
-    sa.Column("set_ms", sa.BigInteger, nullable=False),
+    *_required(most=sa.Integer, set_by=_NAME, set_ms=sa.BigInteger),
 )
 
 # Start of a nightly run: the row decides which of several agents starts it, once for each due time.
@@ -524,10 +498,7 @@ nightly_start = _table(
     "nightly_start",
     sa.Column("name", sa.String(128), primary_key=True),
     sa.Column("due_ms", sa.BigInteger, primary_key=True),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("agent", sa.String(256), nullable=False),
-    sa.Column("token", sa.String(64), nullable=False),
-    sa.Column("started_ms", sa.BigInteger, nullable=False),
+    *_required(state=_KIND, agent=_NAME, token=_WORD, started_ms=sa.BigInteger),
     sa.Column("ended_ms", sa.BigInteger),
     sa.Column("exit_code", sa.Integer),
     # Reason why it was not started, or its last message.
