@@ -13,10 +13,9 @@ from sqlalchemy import Connection, bindparam, update
 
 from farm.base.errors import ENDED_EARLY
 from farm.store import rows, schema
-from farm.store.clock import Clock, clock_ms
 from farm.store.database import Database
 from farm.store.rows import bounded
-from farm.store.statements import statement
+from farm.store.statements import Group, statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -68,14 +67,11 @@ def open_store(
     return Store(Database(url_or_path, readonly=readonly, existing=existing, connections=connections))
 
 
-class Store:
+class Store(Group):
     """Store of a process; usable from several threads, not across a fork.
 
     Every method, also of its groups, is one transaction and raises StoreError if the database refuses.
     """
-
-    def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
-        self._database, self._clock = database, clock
 
     def __enter__(self) -> Store:
         return self

@@ -14,12 +14,10 @@ import msgspec
 from sqlalchemy import Connection, TextClause, text
 
 from farm.base.errors import UnreadableRowError
+from farm.store.statements import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from farm.store.clock import Clock
-    from farm.store.database import Database
 
 REFUSED_BY = "farm: a row of the run cannot be read"
 """Value in place of the user who cancelled a run."""
@@ -59,11 +57,8 @@ CHANNEL = "farm"
 _NOTIFY = text("SELECT pg_notify(:channel, hint) FROM unnest(CAST(:hints AS text[])) AS hint")
 
 
-class ClusterPart:
+class ClusterPart(Group):
     """Group of rows; every public method of a subclass is one transaction and raises StoreError."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database, self._clock = database, clock
 
     def set_aside(self, error: UnreadableRowError) -> None:
         """Refuse the runs that an unreadable row belongs to."""

@@ -22,6 +22,7 @@ from farm.store import schema, values
 from farm.store.clock import Answers, Clock, clock_ms
 from farm.store.leases import rows as lease_rows
 from farm.store.leases.situations import read_situation
+from farm.store.statements import Group
 
 if TYPE_CHECKING:
     from farm.store.database import Database
@@ -106,14 +107,14 @@ class Renewal(msgspec.Struct, frozen=True):
     """Ids of devices that others wait for: release them after the running job."""
 
 
-class Leases:
+class Leases(Group):
     """Leases of a store; times are on the database's clock. Every method is one transaction; raises StoreError.
 
     Device and fence identify a lease: methods leave leases alone that were released, ended or taken over.
     """
 
     def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
-        self._database, self._clock = database, clock
+        super().__init__(database, clock)
         self._answers = Answers()
 
     def request(

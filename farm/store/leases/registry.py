@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,11 @@ from farm.base.text import clean_text, one_line
 from farm.devices.device import RECOVERY, Device, Event, Health, HealthEvent
 from farm.devices.facts import DeviceStatus
 from farm.store import rows, schema, values
-from farm.store.clock import Clock, clock_ms
 from farm.store.leases.rows import device_key, device_texts, lease_row, lock_names
+from farm.store.statements import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from farm.store.database import Database
 
 
 # Registry of devices: when each last answered, whether it is in service, its name, labels and health.
@@ -84,11 +83,8 @@ class Registered(msgspec.Struct, frozen=True):
         return self.name or self.id
 
 
-class Registry:
+class Registry(Group):
     """Registry of a store's devices. Every method is one transaction; raises StoreError for errors of the database."""
-
-    def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
-        self._database, self._clock = database, clock
 
     def see(self, seen: Sequence[Seen]) -> None:
         """Record that devices answered, and their status; a name and labels of farm.toml replace the stored ones."""
@@ -168,25 +164,17 @@ class Registry:
         A step of a recovery changes neither the health nor its reason. Only `farm devices unquarantine` ends a
         quarantine.
         """
-        key = device_key(event.device)
-        row = {
-            "device": key,
-            "event": values.clean(event.event, values.SOC_LIMIT),
-            "state": values.clean(event.state, values.KIND_LIMIT),
-            "reason": values.clean(event.reason),
-            "detail": {values.clean(name): _clean(value) for name, value in event.detail.items()},
-            "latency_ns": values.pack_floats(event.latency_ns),
-        }
 
         def insert(connection: Connection) -> None:
-            before = connection.scalar(select(schema.device_state.c.health).where(schema.device_state.c.id == key))
+            row = _event_row(event, event.time_ms or self._clock(connection))
+            state = schema.device_state.c
+            before = connection.scalar(select(state.health).where(state.id == row["device"]))
             if before == Health.QUARANTINED and event.event != Event.RELEASED:
                 row["state"] = before
             elif event.event != RECOVERY:
                 # Events of recovery steps do not come here: their outcome is no reason for a state.
-                _change(connection, key, {"health": row["state"], "health_reason": row["reason"]})
-            time_ms = event.time_ms or self._clock(connection)
-            connection.execute(schema.health_event.insert(), {**row, "time_ms": time_ms})
+                _change(connection, event.device, {"health": row["state"], "health_reason": row["reason"]})
+            connection.execute(schema.health_event.insert(), row)
 
         self._database.write(insert)
 
@@ -232,13 +220,21 @@ class Registry:
         self._database.write(change)
 
 
+def _event_row(event: HealthEvent, time_ms: int) -> dict[str, Any]:
+    return {
+        "device": device_key(event.device),
+        "event": values.clean(event.event, values.SOC_LIMIT),
+        "state": values.clean(event.state, values.KIND_LIMIT),
+        "reason": values.clean(event.reason),
+        "detail": {values.clean(name): _clean(value) for name, value in event.detail.items()},
+        "latency_ns": values.pack_floats(event.latency_ns),
+        "time_ms": time_ms,
+    }
+
+
 def _clean(value: str | float) -> str | float:
     # JSON has neither NaN nor infinity.
-    return (
-        value
-        if isinstance(value, int) or (isinstance(value, float) and abs(value) < float("inf"))
-        else values.clean(str(value))
-    )
+    return value if isinstance(value, int | float) and math.isfinite(value) else values.clean(str(value))
 
 
 def _check_name(kind: str, name: str) -> None:
@@ -335,11 +331,8 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the event that claims its notice."""
 
 
-class Quarantines:
+class Quarantines(Group):
     """Quarantines of a store. Every method is one transaction; raises StoreError for errors of the database."""
-
-    def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
-        self._database, self._clock = database, clock
 
     def claim(self, queue: Callable[[Connection, Quarantine], object] = lambda *_: None) -> list[Quarantine]:
         """Return the quarantines of the last day that no earlier call has returned: each only once.
@@ -373,18 +366,10 @@ class Quarantines:
         self._database.write(add)
 
     def _claim(self, connection: Connection, one: Quarantine) -> Quarantine:
-        facts = {
-            "device": one.device,
-            "event": NOTICE,
-            "state": str(Health.QUARANTINED),
-            "reason": _UNKNOWN,
-            "detail": {},
-            "latency_ns": values.pack_floats(()),
-            "time_ms": self._clock(connection),
-        }
-        key = connection.execute(schema.health_event.insert(), facts).inserted_primary_key
-        assert key is not None  # noqa: S101 - of one row that was inserted
-        return msgspec.structs.replace(one, claim=int(key[0]))
+        event = HealthEvent(one.device, NOTICE, Health.QUARANTINED, _UNKNOWN)
+        new = schema.health_event.insert().values(_event_row(event, self._clock(connection)))
+        claim = connection.execute(new.returning(schema.health_event.c.id)).scalar_one()
+        return msgspec.structs.replace(one, claim=claim)
 
     def _unclaimed(self, connection: Connection) -> list[Quarantine]:
         state, event = schema.device_state.c, schema.health_event.c

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, Row, TextClause, delete, func, select, text
@@ -28,10 +28,7 @@ from farm.policy.situation import (
 from farm.store import schema, values
 from farm.store.leases import rows as lease_rows
 from farm.store.records import PROTOCOL
-
-if TYPE_CHECKING:
-    from farm.store.clock import Clock
-    from farm.store.database import Database
+from farm.store.statements import Group
 
 # The decision costs as much as a full distribution, and many claims request it on a busy farm: limit its rate, less for
 # new waiters.
@@ -91,11 +88,8 @@ _SET = text("""
 """)
 
 
-class Quotas:
+class Quotas(Group):
     """Quotas of a store. Every method is one transaction and raises StoreError."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database, self._clock = database, clock
 
     def all(self) -> dict[str, int]:
         """Return the quotas by subject: `user:ada` or `label:camera`."""
