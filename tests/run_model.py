@@ -90,7 +90,7 @@ class World:
         front: Any = Front()
         self.pool = Stepped(self.plan.devices, store, None)
         self.processes: list[Process] = []
-        self.host = SteppedDispatcher(self)
+        self.host = SteppedDispatcher(self.make)
         self.jobs = LocalJobs(self.plan, self.pool, self.host, front)
         self.runners = [
             DeviceRunner(device, self.jobs, self.host, linger_s=math.inf, rest_s=math.inf)
@@ -164,20 +164,8 @@ class World:
 class SteppedDispatcher(Dispatcher):
     """A dispatcher without a thread, on the clock of the world."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world.make)
-        self._world = world
-        self._due: list[tuple[float, Callable[[], None]]] = []
-
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        self._due.append((self._world.now_s + seconds, action))
-
     def drain(self) -> None:
-        """Call everything that is posted or due."""
-        due = [action for at_s, action in self._due if at_s <= self._world.now_s]
-        self._due = [one for one in self._due if one[0] > self._world.now_s]
-        for action in due:
-            action()
+        """Call everything that is posted."""
         while not self._actions.empty():
             self._actions.get()()
 

@@ -88,7 +88,7 @@ class StubProcess:
                 self._run_id = read_plan(Path(message.plan)).run_id
                 self._broken.clear()
             elif isinstance(message, messages.ApplyGrant):
-                self._answer(messages.JobReturned(off=True))
+                self._answer(messages.JobReturned())
             elif isinstance(message, messages.RunJob) and not self._dead:
                 self._answer(self._run(message))
         self._evidence.close()
@@ -96,7 +96,7 @@ class StubProcess:
     def _run(self, message: messages.RunJob) -> messages.FromDevice:
         if self._holds_back or not self._grant.go or self._grant.is_over:
             self._holds_back = True
-            return messages.JobReturned(off=True, number=message.number)
+            return messages.JobReturned(number=message.number)
         planned: PlannedJob = message.planned
         _, milliseconds = words_of(planned.job.case).split()
         began_s, began_ms = time.monotonic(), time.time_ns() // 1_000_000
@@ -104,7 +104,7 @@ class StubProcess:
             broken = self._broken.wait(int(milliseconds) / 1000)
         if broken:
             self._holds_back = True
-            return messages.JobReturned(off=True, number=message.number)
+            return messages.JobReturned(number=message.number)
         attempt = Attempt(
             planned.job.id, Verdict.PASSED, Stage.DONE, "", device=self._device.serial, started_ms=began_ms,
             seconds=time.monotonic() - began_s, bundle_key=planned.key,

@@ -97,7 +97,7 @@ class StubProcess:
             return False
         if self.running is not None:
             run, self.running = self.running, None
-            broken = messages.JobReturned(off=True, number=run.number)
+            broken = messages.JobReturned(number=run.number)
             answer = broken if self._is_aborted else self.bench.act(self, run)
             if answer is not None and self.is_alive:
                 self._tell(answer)
@@ -109,7 +109,7 @@ class StubProcess:
         message = self._queue.popleft()
         if isinstance(message, messages.RunJob):
             if self._returns_all or not self.may_go:
-                self._tell(messages.JobReturned(off=True, number=message.number))
+                self._tell(messages.JobReturned(number=message.number))
             else:
                 self.running = message
                 self._tell(messages.JobBegun(message.number))
@@ -123,7 +123,7 @@ class StubProcess:
     def _tell(self, answer: messages.FromDevice) -> None:
         if isinstance(answer, messages.JobReturned):
             self._returns_all = True
-            self.has_session = self.has_session and not answer.off
+            self.has_session = self.has_session and bool(answer.unfit or answer.recovered or answer.halt)
         self._answer(answer)
 
 
@@ -187,7 +187,6 @@ class Bench:
         """Act by name of a job, for all its attempts; other jobs pass."""
         self.settles: dict[str, list[messages.JobReturned]] = {}
         """Next answers to ApplyGrant where the device is to be recovered, by serial; others are recovered at once."""
-        self.timers: list[Callable[[], None]] = []
         self._actions: deque[Callable[[], None]] = deque()
         self.jobs = LocalJobs(self.plan, self.pool, self, self.front, most_failures)
         self.recorder: Any = StubRecorder(self)
@@ -203,10 +202,6 @@ class Bench:
 
     def post(self, action: Callable[[], None]) -> None:
         self._actions.append(action)
-
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        del seconds
-        self.timers.append(action)
 
     # Steps of a test.
 
@@ -289,7 +284,7 @@ class Bench:
 
     def settle(self, process: StubProcess) -> messages.JobReturned:
         if not process.grant.recover:
-            return messages.JobReturned(off=True)
+            return messages.JobReturned()
         answers = self.settles.get(process.device.serial)
         return answers.pop(0) if answers else messages.JobReturned(recovered=True)
 

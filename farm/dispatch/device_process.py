@@ -114,10 +114,10 @@ class Worker:
         self._executor.forget()
         return self._given_up(problem) if self._device_worker.given_up else messages.JobReturned(unfit=problem)
 
-    def apply_grant(self) -> messages.JobReturned | None:
-        """Recover the device or leave it, as the grant has it; return None if jobs may begin."""
+    def apply_grant(self) -> messages.JobReturned:
+        """Recover the device or leave it, as the grant has it, unless jobs may begin."""
         if self._may_begin():
-            return None
+            return messages.JobReturned()
         if not self._grant.recover or self._is_orphan():
             return self._left_device()
         while True:
@@ -172,7 +172,7 @@ class Worker:
 
     def _left_device(self) -> messages.JobReturned:
         self._leave()
-        return messages.JobReturned(off=True)
+        return messages.JobReturned()
 
     def _given_up(self, problem: str) -> messages.JobReturned:
         self._leave()
@@ -365,7 +365,7 @@ class DeviceLoop:
 
     def _run(self, message: messages.RunJob, following: messages.RunJob | None) -> None:
         if self._returns_all or self._plan is None:
-            self._send(messages.JobReturned(off=True, number=message.number))
+            self._send(messages.JobReturned(number=message.number))
             return
         self._send(messages.JobBegun(message.number))
         try:
@@ -374,34 +374,23 @@ class DeviceLoop:
         except Exception:  # noqa: BLE001 - other jobs may have a result
             self._send(messages.JobBroken(message.number, traceback.format_exc()))
             return
-        if self._aborted or isinstance(done, messages.JobReturned):
+        if self._aborted:
+            self._close_worker()
+            # The result is dropped.
+            done = messages.JobReturned()
+        if isinstance(done, messages.JobReturned):
             self._returns_all = True
-            if self._aborted:
-                self._close_worker()
-            self._send(_returned(message.number, done))
-            return
         self._send(msgspec.structs.replace(done, number=message.number))
 
     def _apply_grant(self) -> None:
         if self._aborted:
             # A session that was broken off cannot run another job.
             self._close_worker()
-        if self._worker is None:
-            returned: messages.JobReturned | None = None
-            if self._grant.recover and self._plan is not None:
-                returned = self._begun(self._plan).apply_grant()
-        else:
-            returned = self._worker.apply_grant()
+        if self._worker is None and self._grant.recover and self._plan is not None:
+            self._begun(self._plan)
+        returned = messages.JobReturned() if self._worker is None else self._worker.apply_grant()
         self._returns_all = True
-        self._send(_returned(messages.GRANT_APPLIED, returned))
-
-
-def _returned(number: int, done: messages.JobEnded | messages.JobReturned | None) -> messages.JobReturned:
-    """Return the answer about a job that the worker returned, or dropped; without another fault the device is left."""
-    if not isinstance(done, messages.JobReturned):
-        return messages.JobReturned(off=True, number=number)
-    has_fault = done.unfit or done.recovered or done.given_up or done.halt
-    return msgspec.structs.replace(done, off=done.off or not has_fault, number=number)
+        self._send(returned)
 
 
 def serve(stdin: int, stdout: int) -> None:

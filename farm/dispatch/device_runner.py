@@ -77,6 +77,7 @@ class DeviceRunner:
         self._why_leaving, self._is_aborted, self._leaving_since_s = "", False, 0.0
         self._must_recover = self._has_left = False
         self._exits = 0
+        self._rest_until_s = math.inf
         self._idle_since_s: float | None = None
         self._stopped_since_s: float | None = None
         self._requested: tuple[Lease | None] | None = None
@@ -193,8 +194,10 @@ class DeviceRunner:
             self._continue()
 
     def tick(self) -> None:
-        """Look for what takes too long: called every second or so."""
+        """Look for what takes too long, or is long enough: called four times a second."""
         now = time.monotonic()
+        if self.resting and now > self._rest_until_s:
+            self._rested()
         if self.phase is Phase.WORKING and self._idle_since_s is not None and now > self._idle_since_s + self._linger_s:
             self._leave("there is nothing to do")
         if self.phase is Phase.LEAVING and self._is_aborted and now > self._leaving_since_s + ABORT_SECONDS:
@@ -341,8 +344,6 @@ class DeviceRunner:
         if not self._assigned.shards and self._idle_since_s is None:
             self._idle_since_s = time.monotonic()
             self._request_shard()
-            if self._linger_s < math.inf:
-                self._dispatcher.later(self._linger_s + 0.01, self.tick)
 
     def _feed(self) -> None:
         """Send as many jobs as the device process has room for, and claim the next shard in time."""
@@ -369,18 +370,15 @@ class DeviceRunner:
     def _rest(self, why: str, *, halts: bool = False) -> None:
         """End the use of the device for a while."""
         self._cancel_request()
-        self.resting = why
+        self.resting, self._rest_until_s = why, time.monotonic() + self._rest_s
         self._source.resting(self.device.id, why, halts=halts)
-        if self._rest_s < math.inf:
-            self._dispatcher.later(self._rest_s, self._rested)
         if self.phase is not Phase.IDLE:
             self._leave(why)
 
     def _rested(self) -> None:
-        if self.resting:
-            self.resting, self._exits = "", 0
-            self._source.resting(self.device.id, "", halts=False)
-            self._request_shard()
+        self.resting, self._exits = "", 0
+        self._source.resting(self.device.id, "", halts=False)
+        self._request_shard()
 
     def _leave(self, why: str, *, aborted: bool = False) -> None:
         """Let the process finish, or break off, its job; then others may have the device."""
@@ -398,7 +396,6 @@ class DeviceRunner:
         sent: list[messages.ToDevice] = [self._feeding.revoked(aborted=aborted)]
         if aborted:
             sent.append(messages.Abort())
-            self._dispatcher.later(ABORT_SECONDS + 0.1, self.tick)
         if is_new:
             self._link.apply_grant(*sent)
         else:

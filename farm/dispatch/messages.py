@@ -123,10 +123,11 @@ class JobEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobReturned(msgspec.Struct, frozen=True, tag=True):
-    """A job that was not begun, because the device may not be used, or the answer to an ApplyGrant."""
+    """A job that was not begun, because the device may not be used, or the answer to an ApplyGrant.
 
-    off: bool = False
-    """Nothing of farm is left on the device."""
+    Unless the device is unfit, was recovered or this machine has a fault, nothing of farm is left on it.
+    """
+
     unfit: str = ""
     """Fault of the device, which has to be recovered first."""
     recovered: bool = False

@@ -50,14 +50,14 @@ class StubWorker:
 
     def run(self, planned: PlannedJob, *_: object) -> messages.JobEnded | messages.JobReturned:
         if not self._grant().go:
-            return messages.JobReturned(off=True)
+            return messages.JobReturned()
         self.jobs += 1
         if self.event is not None:
             self._record_health(self.event)
         return messages.JobEnded((Attempt(planned.job.id, Verdict.PASSED, Stage.DONE, ""),))
 
     def apply_grant(self) -> messages.JobReturned:
-        return messages.JobReturned(off=True)
+        return messages.JobReturned()
 
     def abort(self) -> None: ...
     def close(self) -> None: ...
@@ -100,7 +100,7 @@ def test_a_worker_counts_failures_from_shard_to_shard_of_a_run(process: Process)
         begin = [] if number else [process.begin]
         answers = process.take(go, *begin, messages.RunJob(number, PLANNED))
         assert [type(one) for one in answers] == [messages.JobBegun, messages.JobEnded]
-        assert process.take(stop, messages.ApplyGrant()) == [messages.JobReturned(off=True)]
+        assert process.take(stop, messages.ApplyGrant()) == [messages.JobReturned()]
     [worker] = process.workers
     assert worker.jobs == 3
 
@@ -112,7 +112,7 @@ def test_a_broken_job_tells_no_health_event_and_the_run_begins_with_another_work
     assert any(isinstance(one, messages.DeviceEvent) for one in process.take(messages.RunJob(0, PLANNED)))
     answers = process.take(messages.Abort(), messages.RunJob(1, PLANNED))
     assert not any(isinstance(one, messages.DeviceEvent) for one in answers)
-    assert answers[-1] == messages.JobReturned(off=True, number=1)
+    assert answers[-1] == messages.JobReturned(number=1)
     process.take(go, process.begin, messages.RunJob(1, PLANNED))
     assert [worker.jobs for worker in process.workers] == [2, 1]
 
@@ -170,7 +170,7 @@ def test_jobs_end_one_after_the_other_and_a_broken_run_leaves_the_device(tmp_pat
         runs = device.begin()
         # Without a lease nothing begins.
         device.process.send(lease(now_s() - 1), *runs)
-        assert device.answers(3) == [messages.JobReturned(off=True, number=number) for number in range(3)]
+        assert device.answers(3) == [messages.JobReturned(number=number) for number in range(3)]
         device.process.send(lease(now_s() + 100), *runs)
         for run, ended in zip(runs, device.answers(3), strict=True):
             assert isinstance(ended, messages.JobEnded), ended
@@ -186,7 +186,7 @@ def test_jobs_end_one_after_the_other_and_a_broken_run_leaves_the_device(tmp_pat
             continue
         device.process.send(messages.Grant(go=False), messages.Abort(), messages.ApplyGrant())
         assert device.answers(4) == [
-            messages.JobReturned(off=True, number=number) for number in (0, 1, 2, messages.GRANT_APPLIED)
+            messages.JobReturned(number=number) for number in (0, 1, 2, messages.GRANT_APPLIED)
         ]
         assert not list((tmp_path / "devices").glob("*/data/local/tmp/farm*/**/run-*"))
         # A job that farm broke off is no event of the device.

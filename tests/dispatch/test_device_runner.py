@@ -63,14 +63,13 @@ class Bench:
         self.results: list[ShardResult] = []
         self.back: list[tuple[int, list[str]]] = []
         self.released: list[int] = []
-        self.timers: list[Callable[[], None]] = []
         self.preparing: list[Callable[[], None]] = []
         self.ending: list[Callable[[], None]] = []
         self.problem: FarmError | None = None
         self.holds = False
         """Preparations and releases wait for `let_go`."""
-        # A device without work is let go of as soon as the timer rings.
-        self.runner = DeviceRunner(PHONE, self, self, linger_s=-1.0)  # type: ignore[arg-type]
+        # A device without work is let go of, and a resting one used again, at the next look.
+        self.runner = DeviceRunner(PHONE, self, self, linger_s=-1.0, rest_s=-1.0)  # type: ignore[arg-type]
         self.runner.open()
 
     # Job source.
@@ -124,9 +123,6 @@ class Bench:
     def post(self, action: Callable[[], None]) -> None:
         action()
 
-    def later(self, _seconds: float, action: Callable[[], None]) -> None:
-        self.timers.append(action)
-
     # Steps of a test.
 
     def claimed(self, held: HeldShard) -> None:
@@ -144,7 +140,7 @@ class Bench:
 
     def returned(self, *runs: messages.RunJob) -> None:
         """Let the process return jobs that it has not begun, and then leave the device."""
-        self.hear(*(messages.JobReturned(off=True, number=run.number) for run in runs), messages.JobReturned(off=True))
+        self.hear(*(messages.JobReturned(number=run.number) for run in runs), messages.JobReturned())
 
     def take(self) -> list[messages.ToDevice]:
         """Return the messages to the newest process since the last call."""
@@ -227,12 +223,12 @@ def test_without_more_work_the_device_is_left_before_its_lease_ends_and_claimed_
     bench.claimed(shard(1, "a"))
     bench.ended(*bench.runs())
     bench.holds = True
-    bench.let_go(bench.timers)
+    bench.runner.tick()
     sent = bench.take()
     assert not last_grant(sent).go
     assert (type(sent[-1]), bench.released) == (messages.ApplyGrant, [])
     # The end of the process while the lease ends changes nothing.
-    for answer in (messages.JobReturned(off=True), messages.ProcessEnded("signal 9")):
+    for answer in (messages.JobReturned(), messages.ProcessEnded("signal 9")):
         bench.hear(answer)
         assert (bench.released, bench.runner.is_free, bench.requests) == ([1], False, [])
     bench.let_go(bench.ending)
@@ -282,13 +278,13 @@ def test_a_process_that_does_not_break_off_is_killed(bench: Bench, monkeypatch: 
     monkeypatch.setattr("farm.dispatch.device_runner.ABORT_SECONDS", -1.0)
     bench.claimed(shard(1, "a b"))
     bench.runner.cancelled("run")
-    bench.let_go(bench.timers)
+    bench.runner.tick()
     assert (bench.processes[0].is_killed, bench.released) == (True, [1])
 
 
 def test_a_lease_that_was_over_for_the_process_goes_on_when_it_is_renewed(bench: Bench) -> None:
     bench.claimed(shard(1, "a b"))
-    bench.hear(*(messages.JobReturned(off=True, number=run.number) for run in bench.runs()))
+    bench.hear(*(messages.JobReturned(number=run.number) for run in bench.runs()))
     assert not bench.take()
     bench.runner.renewed(2e12)
     sent = bench.take()
@@ -301,7 +297,7 @@ def test_a_device_whose_processes_keep_exiting_rests(bench: Bench) -> None:
         bench.hear(messages.ProcessEnded("signal 9"))
     assert "exited 5 times" in bench.runner.resting
     assert (bench.released, bench.back, bench.requests) == ([1], [(1, ["a", "b"])], [])
-    bench.let_go(bench.timers)
+    bench.runner.tick()
     assert (bench.runner.resting, bench.requests) == ("", [None])
 
 
@@ -309,7 +305,7 @@ def test_an_unfit_device_is_brought_back_under_its_lease_while_others_do_its_job
     bench.claimed(shard(1, "a b c d"))
     first, *rest = bench.runs()
     bench.hear(messages.JobReturned(unfit="no answer", number=first.number))
-    bench.hear(*(messages.JobReturned(off=True, number=run.number) for run in rest))
+    bench.hear(*(messages.JobReturned(number=run.number) for run in rest))
     assert bench.back == [(1, ["a", "b", "c", "d"])]
     for until_s in (1e12, 2e12):
         bench.runner.renewed(until_s)

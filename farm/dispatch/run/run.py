@@ -108,7 +108,6 @@ class Wait:
         return lacking
 
 
-_TICK_SECONDS = 0.25
 _LAST_SECONDS = 5.0
 """For the last results, after every device is left."""
 
@@ -189,7 +188,7 @@ class LocalRun:
                 self._recorder.begin()
                 self._jobs.begin(self._runners, self._recorder, self._store.devices.record_health)
                 self._pool.begin(self._jobs.pool_changed)
-                self._dispatcher.run(lambda: self._jobs.is_over, self._tick, _TICK_SECONDS)
+                self._dispatcher.run(lambda: self._jobs.is_over, self._tick)
         finally:
             self._close()
         return frozenset(self._jobs.abandoned)
@@ -207,7 +206,6 @@ class LocalRun:
             thread.start()
         for thread in threads:
             thread.join()
-        self._dispatcher.close()
         self._recorder.close(_LAST_SECONDS)
         self._log.close()
 

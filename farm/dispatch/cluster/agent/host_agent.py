@@ -83,7 +83,6 @@ def locked(folder: Path) -> Iterator[None]:
 
 LOG_NAME = "agent.log"
 """Log file of an agent, in its folder."""
-_TICK_SECONDS = 1.0
 _LAST_SECONDS = 15.0
 """Time in which an ending agent tries to record its results; the rest stays in the result log."""
 
@@ -162,7 +161,7 @@ class HostAgent:
             write_atomically(self._token, self._agent.token, mode=0o600, durable=True)
             try:
                 self._begin()
-                self._dispatcher.run(self._is_over, self._tick, _TICK_SECONDS)
+                self._dispatcher.run(self._is_over, self._tick)
             finally:
                 self._end()
         if self._ended_by is not None:
@@ -416,7 +415,6 @@ class HostAgent:
             self._delivery.stop(2.0)
         for thread in closing:
             thread.join()
-        self._dispatcher.close()
         self._jobs.close()
         if not self._recorder.close(_LAST_SECONDS):
             logger.warning("the store cannot be reached: the result log is sent at the next start")
