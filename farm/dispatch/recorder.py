@@ -86,17 +86,12 @@ class ResultLog:
         self._open -= count
         if self._open <= 0:
             self._unwritten.clear()
-            self.clear()
-
-    def clear(self) -> None:
-        """Remove all results from the file."""
-        os.ftruncate(self._file, 0)
-        self._end = self._open = 0
+            os.ftruncate(self._file, 0)
+            self._end = self._open = 0
 
     def close(self) -> None:
         """Close the file, emptied if all results are recorded."""
-        if self._open <= 0:
-            self.clear()
+        self.mark_recorded(0)
         os.close(self._file)
 
     def _write(self, data: bytes) -> None:
@@ -141,7 +136,6 @@ _COALESCE_SECONDS = 0.05
 """Results that arrive within that time are one transaction."""
 
 _RETRY_SECONDS = 1.0
-_LAST_SECONDS = 0.2
 _UPLOAD_SECONDS = 120.0
 """After so long without the artifacts' store a result is recorded without its files."""
 
@@ -156,23 +150,14 @@ class Uploads(Protocol):
         """Forget files whose attempt is recorded."""
 
 
-class _LoggedResult(NamedTuple):
-    """A result in the result log."""
-
-    result: ShardResult
-    is_uploaded: bool = False
-    """True if the files of the result are in the artifact store."""
-
-
 class _Action(NamedTuple):
     """A change of the store that follows the results of a device."""
 
-    device: str
     write: Callable[[], None]
     done: Callable[[], None]
 
 
-_Item = _LoggedResult | _Action
+_Item = ShardResult | _Action
 
 
 class Recorder:
@@ -199,12 +184,11 @@ class Recorder:
         self._recorded, self._failing = recorded, failing
         self._failing_since_s: float | None = None
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._to_upload: SimpleQueue[tuple[str, _Item] | None] = SimpleQueue()
+        """Results whose files are uploaded first, and changes behind them, with their device."""
         self._uploading: Counter[str] = Counter()
-        """Number of results by device whose files are being uploaded."""
-        self._waiting: list[_Action] = []
-        """Changes behind uploads of their device."""
-        self._to_upload: SimpleQueue[_LoggedResult | None] = SimpleQueue()
-        self._ending, self._logging = threading.Event(), threading.Lock()
+        """Number of these items by device."""
+        self._ending, self._lock = threading.Event(), threading.Lock()
         self._problem = ""
         self._threads = [
             threading.Thread(target=self._run, daemon=True, name="recorder"),
@@ -221,82 +205,66 @@ class Recorder:
 
     def result(self, result: ShardResult) -> None:
         """Record a result, which is in the result log at once."""
-        with self._logging:
+        with self._lock:
             is_kept = self._log.append(result)
         if not is_kept:
             self._warn_once("this disk is full: results are only in memory")
-        self._queue.put(_LoggedResult(result))
+        self._put(result.device, result)
 
     def after(self, device: str, write: Callable[[], None], done: Callable[[], None] = lambda: None) -> None:
         """Call `write`, which changes the store, behind the results of a device, then `done`, from another thread.
 
         An empty `device` waits for no files. `done` is called as well where the change was given up.
         """
-        self._queue.put(_Action(device, write, done))
+        self._put(device, _Action(write, done))
+
+    def _put(self, device: str, item: _Item) -> None:
+        has_files = isinstance(item, ShardResult) and bool(item.artifacts) and self._uploads is not None
+        with self._lock:
+            if has_files or (isinstance(item, _Action) and self._uploading[device]):
+                self._uploading[device] += 1
+                self._to_upload.put((device, item))
+            else:
+                self._queue.put(item)
 
     def close(self, patience_s: float) -> bool:
         """Record everything and end; return False if that takes longer: then the result log keeps the rest."""
-        self._queue.put(None)
+        self._to_upload.put(None)
         deadline = time.monotonic() + patience_s
         if self._threads[0].ident is None:
             return True
         self._threads[0].join(patience_s)
         self._ending.set()
-        self._to_upload.put(None)
         for thread in self._threads:
             thread.join(max(0.2, deadline - time.monotonic()))
         return not self._threads[0].is_alive() and self._log.is_empty
 
     def _run(self) -> None:
-        is_last = False
-        while not self._ending.is_set() and not (is_last and not self._waiting and not self._uploading.total()):
-            items, is_last = self._next(is_last=is_last)
-            self._process(self._without_uploading(items))
+        while (items := self._next()) and not self._ending.is_set():
+            self._process(items)
 
-    def _next(self, *, is_last: bool) -> tuple[list[_Item], bool]:
-        """Return the next items, and whether no other follows."""
-        items: list[_Item] = []
-        try:
-            first = self._queue.get(timeout=_LAST_SECONDS if is_last else None)
-        except Empty:
-            return items, is_last
+    def _next(self) -> list[_Item]:
+        """Return the next items, none after the last."""
+        first = self._queue.get()
         if first is None:
-            return items, True
-        items.append(first)
-        if isinstance(first, _LoggedResult):
+            return []
+        if isinstance(first, ShardResult):
             time.sleep(_COALESCE_SECONDS)
-        while True:
-            try:
-                one = self._queue.get_nowait()
-            except Empty:
-                return items, is_last
-            if one is None:
-                is_last = True
-            else:
-                items.append(one)
-
-    def _without_uploading(self, items: Sequence[_Item]) -> list[_Item]:
-        """Return the items of now: no results whose files are not uploaded, nor the items behind them on a device."""
-        now: list[_Item] = []
-        for item in items:
-            if isinstance(item, _LoggedResult) and item.is_uploaded:
-                now.append(item)
-                self._uploading[device := item.result.device] -= 1
-                if not self._uploading[device]:
-                    now += [one for one in self._waiting if one.device == device]
-                    self._waiting = [one for one in self._waiting if one.device != device]
-            elif isinstance(item, _LoggedResult) and item.result.artifacts and self._uploads is not None:
-                self._uploading[item.result.device] += 1
-                self._to_upload.put(item)
-            elif isinstance(item, _Action) and self._uploading[item.device]:
-                self._waiting.append(item)
-            else:
-                now.append(item)
-        return now
+        items = [first]
+        with contextlib.suppress(Empty):
+            while (item := self._queue.get_nowait()) is not None:
+                items.append(item)
+            # The end, for the next call.
+            self._queue.put(None)
+        return items
 
     def _upload_all(self) -> None:
         while (found := self._to_upload.get()) is not None:
-            self._queue.put(_LoggedResult(self._upload(found.result), is_uploaded=True))
+            device, item = found
+            self._queue.put(self._upload(item) if isinstance(item, ShardResult) else item)
+            with self._lock:
+                self._uploading[device] -= 1
+        self._queue.put(None)
 
     def _upload(self, result: ShardResult) -> ShardResult:
         deadline = time.monotonic() + _UPLOAD_SECONDS
@@ -316,7 +284,7 @@ class Recorder:
         return result
 
     def _process(self, items: Sequence[_Item]) -> None:
-        results = [item.result for item in items if isinstance(item, _LoggedResult)]
+        results = [item for item in items if isinstance(item, ShardResult)]
         if results:
             self._retry(lambda: self._record(results))
         for item in items:
@@ -329,7 +297,7 @@ class Recorder:
         with contextlib.suppress(OSError):
             self._log.sync()
         refused = self._write(results)
-        with self._logging:
+        with self._lock:
             self._log.mark_recorded(len(results))
         for index, error in refused.items():
             result = results[index]
