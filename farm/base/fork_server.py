@@ -17,17 +17,16 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from farm.base.reaper import Lifeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from farm.base.processes import Child, Supervisor
 
@@ -36,19 +35,7 @@ _MOST_STREAMS = 8
 # Most seconds until an answer: a fork costs milliseconds, and the imports before the first fork seconds.
 _ANSWER_S = 60.0
 _READY = 0
-_FIRST_WAIT_S, _MOST_WAIT_S = 0.002, 0.5
 _EXITED = (BrokenPipeError, ConnectionResetError, TimeoutError)
-
-
-class Forked(NamedTuple):
-    """A fork with pipes to its standard input and output."""
-
-    pid: int
-    stdin: int
-    """Descriptor of a pipe to its standard input."""
-    stdout: int
-    """Descriptor of a pipe from its standard output."""
-    lifeline: Lifeline
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
@@ -59,7 +46,7 @@ class ForkRequest(msgspec.Struct, frozen=True):
     env: dict[bytes, bytes] = {}
     """Whole environment of the fork; empty for the server's."""
     waits_for: int = 0
-    """Process id of the fork that is ending; 0 for a new fork."""
+    """Process id of the fork that has exited; 0 for a new fork."""
     number: int = 0
     """Number of the request, from 1."""
 
@@ -71,8 +58,6 @@ class ForkAnswer(msgspec.Struct, frozen=True):
     """Number of the request. The answer to an interrupted request may come later, and is ignored."""
     value: int | None = None
     """Process id, or exit code; None without one."""
-    is_running: bool = False
-    """True for a fork without an exit code yet."""
 
 
 class ForkServer:
@@ -108,40 +93,35 @@ class ForkServer:
                     return False
             return True
 
-    def fork(self, log: Path) -> Forked:
-        """Return a new fork whose standard error goes into `log`, made anew. Raises OSError, InfraError."""
+    def fork(self, log: Path) -> ForkProcess:
+        """Return a new fork with a lifeline, whose standard error goes into `log`, made anew.
+
+        Raises OSError, InfraError.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
-        with _pipes() as pipes, log.open("wb") as stderr, contextlib.ExitStack() as failed:
+        with log.open("wb") as stderr, contextlib.ExitStack() as failed:
             lifeline = Lifeline()
             failed.callback(lifeline.cut)
-            streams = [pipes.stdin, pipes.stdout, stderr.fileno(), lifeline.child_end]
-            pid = self._fork(ForkRequest(), streams, again=True)
-            lifeline.tie(pid, group=True)
+            process = self._fork(ForkRequest(), [stderr.fileno(), lifeline.child_end], again=True)
+            lifeline.tie(process.pid, group=True)
             failed.pop_all()
-        return Forked(pid, pipes.to_process, pipes.from_process, lifeline)
+        process.lifeline = lifeline
+        return process
 
     def popen(
         self, words: Sequence[str], *, env: Mapping[str, str], stderr: int, pass_fds: Sequence[int], **_: Any
     ) -> ForkProcess:
-        """Return a new fork with pipes, in place of the `subprocess.Popen` of `Supervisor.spawn`.
+        """Return a new fork, in place of the `subprocess.Popen` of `Supervisor.spawn`.
 
         Raises OSError, also if the server has exited: `Supervisor.spawn` cannot start another meanwhile.
         """
         variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
-        request = ForkRequest(tuple(map(os.fsencode, words)), variables)
-        with _pipes() as pipes:
-            pid = self._fork(request, [pipes.stdin, pipes.stdout, stderr, *pass_fds])
-        return ForkProcess(self, pid, os.fdopen(pipes.to_process, "wb"), os.fdopen(pipes.from_process, "rb"))
+        return self._fork(ForkRequest(tuple(map(os.fsencode, words)), variables), [stderr, *pass_fds])
 
-    def wait(self, pid: int) -> int | None:
-        """Return the exit code of a fork that is ending, -n for signal n; None if the server has changed."""
-        wait_s = _FIRST_WAIT_S
+    def exit_code(self, pid: int) -> int | None:
+        """Return the exit code of a fork that has exited, -n for signal n; None if the server has changed."""
         with contextlib.suppress(OSError):
-            # The server does not wait itself: a process may be stuck in the kernel, and others need the server.
-            while (answer := self._ask(ForkRequest(waits_for=pid), [])).is_running:
-                time.sleep(wait_s)
-                wait_s = min(2 * wait_s, _MOST_WAIT_S)
-            return answer.value
+            return self._ask(ForkRequest(waits_for=pid), []).value
         return None
 
     def close(self) -> None:
@@ -149,15 +129,20 @@ class ForkServer:
         self._child.terminate(timeout_s=0.0)
         self._control.close()
 
-    def _fork(self, request: ForkRequest, streams: list[int], *, again: bool = False) -> int:
-        """Return the id of a new fork; with `again` of another server if this one was killed.
+    def _fork(self, request: ForkRequest, streams: list[int], *, again: bool = False) -> ForkProcess:
+        """Return a new fork with pipes; with `again` of another server if this one was killed.
 
         Raises OSError, InfraError.
         """
-        pid = self._ask(request, streams, again=again).value
-        if pid is None:
-            raise OSError(errno.EAGAIN, "no other process can be made")
-        return pid
+        (its_stdin, stdin), (stdout, its_stdout) = _pipe(), _pipe()
+        with its_stdin, its_stdout, contextlib.ExitStack() as failed:
+            failed.enter_context(stdin)
+            failed.enter_context(stdout)
+            pid = self._ask(request, [its_stdin.fileno(), its_stdout.fileno(), *streams], again=again).value
+            if pid is None:
+                raise OSError(errno.EAGAIN, "no other process can be made")
+            failed.pop_all()
+        return ForkProcess(self, pid, stdin, stdout)
 
     def _ask(self, request: ForkRequest, streams: list[int], *, again: bool = False) -> ForkAnswer:
         with self._lock:
@@ -208,33 +193,20 @@ class ForkServer:
         return ours, child
 
 
-class _Pipes(NamedTuple):
-    """Ends of the pipes to a fork's standard input and output: the fork's, then this process's."""
-
-    stdin: int
-    stdout: int
-    to_process: int
-    from_process: int
-
-
-@contextlib.contextmanager
-def _pipes() -> Iterator[_Pipes]:
-    """Yield new pipes; close the fork's ends afterwards, and all ends after an error. Raises OSError."""
-    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-        stdin, to_process = os.pipe()
-        theirs.callback(os.close, stdin)
-        ours.callback(os.close, to_process)
-        from_process, stdout = os.pipe()
-        theirs.callback(os.close, stdout)
-        ours.callback(os.close, from_process)
-        yield _Pipes(stdin, stdout, to_process, from_process)
-        ours.pop_all()
+def _pipe() -> tuple[IO[bytes], IO[bytes]]:
+    reading, writing = os.pipe()
+    return os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
 
 
 class ForkProcess:
-    """Fork of a server with the methods of `subprocess.Popen` that a Child needs. Several threads may use it."""
+    """Fork of a server with pipes, and the methods of `subprocess.Popen` that a Child needs.
+
+    Several threads may use it.
+    """
 
     stderr = None
+    lifeline: Lifeline
+    """Lifeline of a fork that `ForkServer.fork` made."""
 
     def __init__(self, server: ForkServer, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self.pid, self.stdin, self.stdout = pid, stdin, stdout
@@ -261,7 +233,7 @@ class ForkProcess:
         if self.returncode is None and self._has_exited(timeout_s):
             with self._lock:
                 if self.returncode is None:
-                    code = self._server.wait(self.pid)
+                    code = self._server.exit_code(self.pid)
                     # Without its server a fork is killed by the reaper.
                     self.returncode = -signal.SIGKILL if code is None else code
                     if self._pidfd >= 0:
@@ -301,10 +273,10 @@ def serve_forks(
     gc.freeze()
     gc.enable()
 
-    def answer(number: int, value: int | None = None, *, is_running: bool = False) -> None:
+    def answer(number: int, value: int | None = None) -> None:
         # The client may have exited.
         with contextlib.suppress(OSError):
-            control.send(msgspec.msgpack.encode(ForkAnswer(number, value, is_running)))
+            control.send(msgspec.msgpack.encode(ForkAnswer(number, value)))
 
     answer(_READY)
     while True:
@@ -313,12 +285,10 @@ def serve_forks(
             return
         request = msgspec.msgpack.decode(data, type=ForkRequest)
         if request.waits_for:
-            try:
-                ended, status = os.waitpid(request.waits_for, os.WNOHANG)
-            except ChildProcessError:
-                answer(request.number)
-            else:
-                answer(request.number, os.waitstatus_to_exitcode(status) if ended else None, is_running=not ended)
+            code = None
+            with contextlib.suppress(ChildProcessError):
+                code = os.waitstatus_to_exitcode(os.waitpid(request.waits_for, 0)[1])
+            answer(request.number, code)
             continue
         ready, say_ready = os.pipe()
         try:

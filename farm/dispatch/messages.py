@@ -27,7 +27,7 @@ from farm.store.records import ArtifactRecord
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farm.base.fork_server import Forked, ForkServer
+    from farm.base.fork_server import ForkProcess, ForkServer
 
 
 # Messages between a dispatcher and a device process, and their frames in a pipe.
@@ -58,7 +58,7 @@ class Grant(msgspec.Struct, frozen=True, tag=True):
     outvoted: int = 0
     """Number of jobs that failed on the device and passed on another device of the run."""
     others: tuple[str, ...] = ()
-    """Serials or ids of other devices of its SoC that may try a job that failed here."""
+    """Ids of other devices of its SoC that may try a job that failed here."""
 
     @property
     def is_over(self) -> bool:
@@ -117,7 +117,7 @@ class JobEnded(msgspec.Struct, frozen=True, tag=True):
     avoid: tuple[str, ...] = ()
     """Ids of devices that cannot run the job, if another device is to try it."""
     outvoted: tuple[str, ...] = ()
-    """Devices, as the history names them, on which the job had failed, if it passed here."""
+    """Ids of devices on which the job had failed, if it passed here."""
     number: int = GRANT_APPLIED
     """Number of the job, which the device process adds."""
 
@@ -205,7 +205,7 @@ class ForkedProcess:
     def __init__(self, forks: ForkServer, log: Path) -> None:
         """The standard error of the process goes into `log`."""
         self._forks, self._log = forks, log
-        self._forked: Forked | None = None
+        self._forked: ForkProcess | None = None
         self._answer: Callable[[FromDevice], None] = lambda _: None
         self._reader: threading.Thread | None = None
         self._writing = threading.Lock()
@@ -218,7 +218,7 @@ class ForkedProcess:
             self._forked = self._forks.fork(self._log)
         except OSError as error:
             raise InfraError(f"a device process cannot be started: {error}") from error
-        os.set_blocking(self._forked.stdin, False)
+        os.set_blocking(self._forked.stdin.fileno(), False)
         self._reader = threading.Thread(target=self._read, args=(self._forked,), daemon=True, name="device process")
         self._reader.start()
 
@@ -241,7 +241,7 @@ class ForkedProcess:
             forked = self._forked
             try:
                 while data and forked is not None:
-                    data = data[os.write(forked.stdin, data) :]
+                    data = data[os.write(forked.stdin.fileno(), data) :]
             except BlockingIOError:
                 self.kill()
             except (OSError, ValueError):
@@ -265,24 +265,23 @@ class ForkedProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(forked.pid, signal.SIGKILL)
 
-    def _read(self, forked: Forked) -> None:
+    def _read(self, forked: ForkProcess) -> None:
         frames: Any = Frames(FromDevice)
         reason = ""
         try:
-            while data := os.read(forked.stdout, _READ_BYTES):
+            while data := os.read(forked.stdout.fileno(), _READ_BYTES):
                 for message in frames.feed(data):
                     self._answer(message)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             reason = f"its messages could not be read: {error}"
         self.kill()
-        code = self._forks.wait(forked.pid)
+        code = forked.wait()
         self._has_exited.set()
         with self._writing:
-            os.close(forked.stdin)
+            forked.stdin.close()
             self._forked = None
-        os.close(forked.stdout)
+        forked.stdout.close()
         forked.lifeline.cut()
-        how = reason or ("it has exited" if code is None else ending(code))
         log = end_of_log(self._log).strip()
         last = log.rpartition("\n")[2]
-        self._answer(ProcessEnded(": ".join(filter(None, [how, last])), log))
+        self._answer(ProcessEnded(": ".join(filter(None, [reason or ending(code), last])), log))
