@@ -29,7 +29,7 @@ from farm.results.attempt import Verdict
 from farm.store.records import BuildRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from farm.base.config.settings import Config
@@ -151,13 +151,8 @@ def builders(
     """
 
     builds = _Builds(plan, listener, store, BundleCache(config.cache_dir), rebuild)
-    requests: dict[str, BuildRequest] = {}
-    for planned in (*plan.health_checks, *plan.jobs):
-        if not planned.cached and planned.key not in requests:
-            log = plan.build_log(planned.key)
-            requests[planned.key] = BuildRequest(
-                planned.job, planned.key, dict(tools.versions), str(log), anew=planned.key in rebuild.keys
-            )
+    lacking = [(one.job, one.key) for one in (*plan.health_checks, *plan.jobs) if not one.cached]
+    requests = _requests(lacking, tools, rebuild, plan.build_log)
     builds.record_cached(requests.keys())
     pool = BuilderPool(
         requests.values(),
@@ -173,6 +168,17 @@ def builders(
     finally:
         builds.over.set()
         pool.stop()
+
+
+def _requests(
+    lacking: Iterable[tuple[Job, str]], tools: Toolchain, rebuild: Rebuild, log: Callable[[str], Path]
+) -> dict[str, BuildRequest]:
+    """Return a request for each key, of the first job that has it."""
+    requests: dict[str, BuildRequest] = {}
+    for job, key in lacking:
+        versions = dict(tools.versions)
+        requests.setdefault(key, BuildRequest(job, key, versions, str(log(key)), anew=key in rebuild.keys))
+    return requests
 
 
 class _Builds:
@@ -335,12 +341,9 @@ class _Compiling:
         self._kept: dict[str, str] = {}
 
     def execute(self, supervisor: Supervisor) -> Compilation:
-        requests: dict[str, BuildRequest] = {}
-        for job in self._jobs:
-            key, cached = self._found[job.id]
-            if not cached:
-                versions, log = dict(self._tools.versions), str(self._log(key))
-                requests.setdefault(key, BuildRequest(job, key, versions, log, anew=key in self._rebuild.keys))
+        found = [(job, *self._found[job.id]) for job in self._jobs]
+        lacking = [(job, key) for job, key, cached in found if not cached]
+        requests = _requests(lacking, self._tools, self._rebuild, self._log)
         pool = BuilderPool(
             requests.values(),
             self._tools.compiler,
@@ -372,34 +375,27 @@ class _Compiling:
         from farm.results.judge import build_failure, build_problem  # imports NumPy
 
         key, cached = self._found[job.id]
-        reply = self._replies.get(key)
-        if reply is None and not cached:
+        if not cached and key not in self._replies:
             return CompiledJob(job=job.id, outcome=CompileOutcome.NOT_BEGUN, key=key)
-        bundle = self._cache.lookup(key) if reply is None or reply.ok else None
-        if bundle is None:
-            reply = reply or BuildReply(key, ok=True, seconds=0.0)
-            return self._failure(job, reply)
-        made = _described(job, bundle, seconds=reply.seconds if reply else 0.0)
-        if problem := build_problem(job, bundle):
-            known = build_failure(job, problem).known_issue
-            outcome = CompileOutcome.KNOWN_ISSUE if known else CompileOutcome.FAILED
-            return msgspec.structs.replace(made, outcome=outcome, reason=problem)
-        outcome = CompileOutcome.CACHED if cached else CompileOutcome.COMPILED
-        return msgspec.structs.replace(made, outcome=outcome, reason=self._differing.get(key, ""))
-
-    def _failure(self, job: Job, reply: BuildReply) -> CompiledJob:
-        from farm.results.judge import build_failure
-
-        attempt = build_failure(job, reply.lost_reason, infra=reply.infra or reply.ok)
-        outcome = CompileOutcome.INFRA if attempt.verdict is Verdict.INFRA else CompileOutcome.FAILED
-        return CompiledJob(
+        reply = self._replies.get(key) or BuildReply(key, ok=True, seconds=0.0)
+        made = CompiledJob(
             job=job.id,
-            outcome=CompileOutcome.KNOWN_ISSUE if attempt.known_issue else outcome,
-            reason=attempt.reason,
-            log=self._kept_log(reply.key),
-            key=reply.key,
+            outcome=CompileOutcome.CACHED if cached else CompileOutcome.COMPILED,
+            reason=self._differing.get(key, ""),
+            key=key,
             seconds=reply.seconds,
         )
+        if (bundle := self._cache.lookup(key) if reply.ok else None) is None:
+            failure = build_failure(job, reply.lost_reason, infra=reply.infra or reply.ok)
+            made = msgspec.structs.replace(made, log=self._kept_log(key))
+        else:
+            made = _described(made, job, bundle)
+            if not (problem := build_problem(job, bundle)):
+                return made
+            failure = build_failure(job, problem)
+        outcome = CompileOutcome.INFRA if failure.verdict is Verdict.INFRA else CompileOutcome.FAILED
+        outcome = CompileOutcome.KNOWN_ISSUE if failure.known_issue else outcome
+        return msgspec.structs.replace(made, outcome=outcome, reason=failure.reason)
 
     def _log(self, key: str) -> Path:
         return self._folder / f"{key}.log"
@@ -416,14 +412,11 @@ class _Compiling:
         return self._kept.get(key, "")
 
 
-def _described(job: Job, bundle: Bundle, *, seconds: float) -> CompiledJob:
+def _described(made: CompiledJob, job: Job, bundle: Bundle) -> CompiledJob:
     manifest = bundle.manifest
-    return CompiledJob(
-        job=job.id,
-        outcome=CompileOutcome.COMPILED,
-        key=manifest.key,
+    return msgspec.structs.replace(
+        made,
         folder=str(bundle.folder),
-        seconds=seconds,
         pte_bytes=manifest.pte_bytes,
         partitions=manifest.partitions,
         # On the CPU that is where all of it runs.
