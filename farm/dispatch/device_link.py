@@ -71,18 +71,32 @@ class SentJob(NamedTuple):
     job: PlannedJob
 
 
-class AssignedJobs:
-    """Shards and jobs of one device."""
+class DeviceJobs:
+    """Shards and jobs of one device, and run and grant that its process has begun. Belongs to the decision thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, link: DeviceLink, others: Callable[[HeldShard], tuple[str, ...]]) -> None:
+        """`others` returns the devices that could try a failed job of a shard."""
+        self._link, self._others = link, others
         self.shards: list[AssignedShard] = []
         """Claimed; the first is running."""
         self.jobs: dict[int, SentJob] = {}
         """In the device process, by number, in order: the first is running."""
         self._numbers = itertools.count()
-        self._begun: int | None = None
+        self.running: int | None = None
         """Number of the job that the device process works on."""
         self._exits: Counter[tuple[int, str]] = Counter()
+        self.until_s: float | None = None
+        """End of the lease unless it is renewed, on the clock of `now_s`; None without a lease."""
+        self.outvoted = 0
+        """Number of jobs that failed on the device and passed on others, in this session."""
+        self.plan: RunPlan | None = None
+        """Plan of the run that was begun last."""
+        self._number = 0
+        """Number of the device in the plan."""
+        self._begun: tuple[str, int] | None = None
+        self._must_begin = False
+        """The files of the begun run are removed."""
+        self._sent: messages.Grant | None = None
 
     @property
     def runs(self) -> frozenset[str]:
@@ -98,21 +112,6 @@ class AssignedJobs:
         """Return whether it is time to claim the next shard."""
         left = sum(len(shard.left) for shard in self.shards) + len(self.jobs)
         return len(self.shards) < MOST_SHARDS and left <= _AHEAD
-
-    def next_shard(self) -> AssignedShard | None:
-        """Return the shard with the next job for the device process; None if the process has enough for now."""
-        shard = next((one for one in self.shards if one.left), None)
-        return shard if shard is not None and shard.prepared is not None and len(self.jobs) < _MOST_SENT else None
-
-    def send(self, shard: AssignedShard) -> tuple[int, PlannedJob]:
-        """Return the next job of a shard and its number; from now on the job is in the device process."""
-        number, job = next(self._numbers), shard.left.popleft()
-        self.jobs[number] = SentJob(shard, job)
-        return number, job
-
-    def begun(self, number: int) -> None:
-        """Take note that the device process works on a job."""
-        self._begun = number
 
     def ended(self, number: int) -> SentJob:
         """Return a finished job, and remove its shard after the last job."""
@@ -132,45 +131,20 @@ class AssignedJobs:
         for number in list(self.jobs):
             self.take_back(number)
 
-    def exited(self) -> int | None:
-        """Count an exit of the device process; return the number of its job if that is not to be tried again."""
-        number, self._begun = self._begun, None
-        if number not in self.jobs:
-            return None
-        shard, job = self.jobs[number]
-        self._exits[shard.held.id, job.job.id] += 1
-        return number if self._exits[shard.held.id, job.job.id] >= _MOST_EXITS else None
-
-
-class Feed:
-    """Begun run and present grant of a device process. Belongs to the decision thread."""
-
-    def __init__(
-        self, link: DeviceLink, assigned: AssignedJobs, others: Callable[[HeldShard], tuple[str, ...]]
-    ) -> None:
-        """`others` returns the devices that could try a failed job of a shard."""
-        self._link, self._assigned, self._others = link, assigned, others
-        self.until_s: float | None = None
-        """End of the lease unless it is renewed, on the clock of `now_s`; None without a lease."""
-        self.outvoted = 0
-        """Number of jobs that failed on the device and passed on others, in this session."""
-        self.plan: RunPlan | None = None
-        """Plan of the run that was begun last."""
-        self._number = 0
-        """Number of the device in the plan."""
-        self._begun: tuple[str, int] | None = None
-        self._must_begin = False
-        """The files of the begun run are removed."""
-        self._sent: messages.Grant | None = None
-
     @property
     def has_begun(self) -> bool:
         """True if files or processes of a run may be on the device."""
         return self._begun is not None
 
-    def exited(self) -> None:
-        """Forget the session of a process that has exited."""
+    def exited(self) -> int | None:
+        """Count an exit of the device process; return the number of its job if that is not to be tried again."""
         self._begun = self._sent = None
+        number, self.running = self.running, None
+        if number not in self.jobs:
+            return None
+        shard, job = self.jobs[number]
+        self._exits[shard.held.id, job.job.id] += 1
+        return number if self._exits[shard.held.id, job.job.id] >= _MOST_EXITS else None
 
     def forget(self, run_id: str) -> None:
         """Begin a run anew, if it goes on: its files are removed."""
@@ -202,16 +176,20 @@ class Feed:
         """Send as many jobs as the device process has room for."""
         sent: list[messages.ToDevice] = []
         runs: list[messages.RunJob] = []
-        while (shard := self._assigned.next_shard()) is not None and shard.prepared is not None:
+        while len(self.jobs) < _MOST_SENT:
+            shard = next((one for one in self.shards if one.left), None)
+            if shard is None or shard.prepared is None:
+                break
             if self._begun != shard.begun_as or self._must_begin:
-                if self._assigned.jobs:
+                if self.jobs:
                     # A shard of another run, or under another lease, begins after all jobs before it.
                     break
                 sent += self._beginning(shard, shard.prepared.plan, shard.prepared.number)
-            number, job = self._assigned.send(shard)
+            number, job = next(self._numbers), shard.left.popleft()
+            self.jobs[number] = SentJob(shard, job)
             runs.append(messages.RunJob(number, job, more=True))
         if runs:
-            if (newest := self._newest(self._assigned.shards[0].held.lease.fence)) != self._sent:
+            if (newest := self._newest(self.shards[0].held.lease.fence)) != self._sent:
                 # Between two shards a grant names no other devices, and this job needs their names.
                 self._sent = newest
                 sent.append(newest)
@@ -239,7 +217,7 @@ class Feed:
         return [self._sent] if is_of_run else [self._sent, messages.Begin(str(plan.path), number)]
 
     def _newest(self, fence: int | None, *, recover: bool = False, go: bool = True) -> messages.Grant:
-        shard = self._assigned.shards[0] if self._assigned.shards else None
+        shard = self.shards[0] if self.shards else None
         return messages.Grant(
             go=go and fence is not None,
             fence=(shard.held.lease.fence if shard is not None else fence) or 0,
@@ -259,8 +237,7 @@ class DeviceLink:
         """`on_message` gets the messages of the present process, in the decision thread."""
         self._device, self._dispatcher, self._on_message = device, dispatcher, on_message
         self._process: messages.ForkedProcess | None = None
-        self._generation = 0
-        """Number of the process: messages of an earlier process are dropped."""
+        """Present process: messages of an earlier one are dropped."""
         self._grants_unanswered = 0
         """Number of ApplyGrant messages without an answer."""
         self.sign_s = time.monotonic()
@@ -280,17 +257,16 @@ class DeviceLink:
         """Start a process if there is none."""
         if self._process is not None:
             return
-        self._generation += 1
-        generation = self._generation
-        process = self._dispatcher.process(self._device)
+        process = self._process = self._dispatcher.process(self._device)
+        self._grants_unanswered, self.sign_s = 0, time.monotonic()
+
+        def answer(message: messages.FromDevice) -> None:
+            self._dispatcher.post(lambda: self._take(process, message))
+
         try:
-            process.start(lambda message: self._dispatcher.post(lambda: self._take(generation, message)))
+            process.start(answer)
         except FarmError as error:
-            reason = str(error)
-            self._dispatcher.post(lambda: self._take(generation, messages.ProcessEnded(reason)))
-            return
-        self._process, self._grants_unanswered = process, 0
-        self.sign_s = time.monotonic()
+            answer(messages.ProcessEnded(str(error)))
 
     def send(self, *sent: messages.ToDevice) -> None:
         """Send messages, to a new process if there is none."""
@@ -312,16 +288,15 @@ class DeviceLink:
     def close(self) -> None:
         """End the process, and drop its messages. Takes up to some seconds; any thread may call it."""
         process, self._process = self._process, None
-        self._generation += 1
         if process is not None:
             process.close()
 
-    def _take(self, generation: int, message: messages.FromDevice) -> None:
-        if generation != self._generation:
+    def _take(self, process: messages.ForkedProcess, message: messages.FromDevice) -> None:
+        if process is not self._process:
             return
         self.sign_s = time.monotonic()
         if isinstance(message, messages.ProcessEnded):
-            self._process, self._grants_unanswered = None, 0
+            self._process = None
         elif isinstance(message, messages.JobReturned) and message.number == messages.GRANT_APPLIED:
             self._grants_unanswered -= 1
             if self._grants_unanswered > 0:

@@ -61,7 +61,9 @@ class Worker:
         """
         prepare_decoders()
         self._plan, self._number, self._newest, self._is_orphan = plan, number, grant, is_orphan
-        self._device = plan.devices[number]
+        # Other processes know devices by id, and an attempt names its device by serial.
+        self._serials = {one.id: one.serial for one in plan.devices}
+        self._ids = {one.serial: one.id for one in plan.devices}
         self._local_trouble_s: float | None = None
         """Begin of a lasting fault of this machine, on the monotonic clock; None without one."""
         self._server_losses = Counter[str]() if server_losses is None else server_losses
@@ -81,8 +83,7 @@ class Worker:
 
         A job under which the adb server ends runs again, here, once the health check passes.
         """
-        # The history names devices by id, and an attempt names its device by serial.
-        self._history = with_names(planned.history, {self._device.id: self._device.serial})
+        self._history = with_names(planned.history, self._serials)
         while True:
             may_go = self._may_begin()
             try:
@@ -220,11 +221,12 @@ class Worker:
                 # The following job was staged in the session that ended with the health check.
                 self._executor.forget()
         history = (*self._history, tried(last))
-        devices = {one.device for one in history}
-        decision = classify(history, others=len(set(self._grant.others) - devices), failed_before=failed_before)
+        others = {self._serials.get(id_, id_) for id_ in self._grant.others} - {one.device for one in history}
+        decision = classify(history, others=len(others), failed_before=failed_before)
         settled = as_recorded(last, history, decision)
         is_outvote = settled.verdict is Verdict.PASSED
-        outvoted = [one for one in self._history if is_open(one.cause)] if is_outvote else []
+        open_before = [one for one in self._history if is_open(one.cause)] if is_outvote else []
+        outvoted = with_names(open_before, self._ids)
         self._device_worker.outvote(outvoted)
         self._device_worker.ended(settled)
         return messages.JobEnded(
@@ -234,14 +236,14 @@ class Worker:
         )
 
     def _shared(self, history: tuple[Tried, ...], *, again: bool) -> tuple[Tried, ...]:
-        """Return a history for other devices: virtual devices of two hosts may have one serial."""
+        """Return a history for other devices."""
         history = (*history[:-1], msgspec.structs.replace(history[-1], again=again))
-        return with_names(history, {self._device.serial: self._device.id})
+        return with_names(history, self._ids)
 
     def _virtual_devices(self) -> tuple[str, ...]:
         """Return the ids of the plan's virtual devices if hardware of the run can execute their jobs."""
         devices, others = self._plan.devices, self._grant.others
-        if not any(one.kind == "hardware" and one.serial in others for one in devices):
+        if not any(one.kind == "hardware" and one.id in others for one in devices):
             return ()
         return tuple(one.id for one in devices if one.kind == "virtual")
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from farm.base.errors import FarmError, UnreadableRowError
 from farm.base.text import reason_line
 from farm.dispatch import messages
-from farm.dispatch.device_link import MOST_SHARDS, AssignedJobs, AssignedShard, DeviceLink, Feed, SentJob, own_fault
+from farm.dispatch.device_link import MOST_SHARDS, AssignedShard, DeviceJobs, DeviceLink, SentJob, own_fault
 from farm.store.cluster.records import HeldShard, ShardResult
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ class DeviceRunner:
         """True if the device may have jobs."""
         self.lease: Lease | None = None
         self._link = DeviceLink(device, dispatcher, self._on_message)
-        self._assigned = AssignedJobs()
-        self._feeding = Feed(self._link, self._assigned, source.others)
+        self._jobs = DeviceJobs(self._link, source.others)
         self._is_stalled = False
         """The process has returned every job, as the lease is over as far as it knows."""
         self._trouble: messages.JobReturned | None = None
@@ -117,18 +116,18 @@ class DeviceRunner:
     @property
     def runs(self) -> frozenset[str]:
         """Ids of the runs of its shards."""
-        return self._assigned.runs
+        return self._jobs.runs
 
     @property
     def running_job(self) -> str:
         """Id of the running job; empty without one."""
-        return next((one.job.job.id for one in self._assigned.jobs.values()), "")
+        return next((one.job.job.id for one in self._jobs.jobs.values()), "")
 
     def claimed(self, held: HeldShard, until_s: float | None) -> None:
         """Take a shard that was claimed for the device, whose lease is held `until_s`."""
         self._requested = None
         is_used = self.phase is not Phase.IDLE and self.lease is not None
-        may = self.is_open and not self.resting and not self._must_recover and len(self._assigned.shards) < MOST_SHARDS
+        may = self.is_open and not self.resting and not self._must_recover and len(self._jobs.shards) < MOST_SHARDS
         if not may or self.phase in (Phase.LEAVING, Phase.RECOVERING):
             # The claim was on its way when the device left.
             self._source.put_back(held, held.jobs, "the device is wanted for something else")
@@ -137,18 +136,20 @@ class DeviceRunner:
             else:
                 self._source.release(held.lease, lambda: None)
             return
-        self.lease, self._feeding.until_s = held.lease, until_s
+        self.lease, self._jobs.until_s = held.lease, until_s
         shard = AssignedShard(held)
         self.phase = Phase.WORKING
-        self._assigned.shards.append(shard)
+        self._jobs.shards.append(shard)
         self._idle_since_s = None
         self._source.prepare(held, self.device, lambda answer: self._prepared(shard, answer))
 
     def renewed(self, until_s: float | None) -> None:
         """Continue under a lease that is held `until_s`."""
-        self._feeding.until_s = until_s
+        if until_s == self._jobs.until_s:
+            return
+        self._jobs.until_s = until_s
         self._is_stalled = False
-        if self.phase is Phase.WORKING and self._feeding.has_begun:
+        if self.phase is Phase.WORKING and self._jobs.has_begun:
             self._grant()
             self._feed()
         elif self.phase is Phase.RECOVERING:
@@ -157,7 +158,7 @@ class DeviceRunner:
     def lease_lost(self) -> None:
         """Stop at once: another process has the lease."""
         if self.lease is not None:
-            self.lease = self._feeding.until_s = None
+            self.lease = self._jobs.until_s = None
             self._leave("its lease was lost", aborted=True)
 
     def wanted(self, by: str) -> None:
@@ -168,27 +169,27 @@ class DeviceRunner:
 
     def cancelled(self, run_id: str) -> None:
         """Break off the jobs of a run."""
-        if self._assigned.runs_now(run_id):
+        if self._jobs.runs_now(run_id):
             self._leave("the run was cancelled", aborted=True)
         elif run_id in self.runs:
-            for shard in self._assigned.shards[1:]:
+            for shard in self._jobs.shards[1:]:
                 self._put_back(shard, "the run was cancelled")
             self._continue()
 
     def stopped(self, run_id: str) -> None:
         """Begin no other job of a run: its time is over, or too many of its jobs have failed."""
-        if self._assigned.runs_now(run_id) and self.phase is Phase.WORKING:
+        if self._jobs.runs_now(run_id) and self.phase is Phase.WORKING:
             self._leave("no other job of the run may begin")
 
     def forget(self, run_id: str) -> None:
         """Begin a run anew, if it goes on: its files are removed."""
-        self._feeding.forget(run_id)
+        self._jobs.forget(run_id)
 
     def outvoted(self, times: int) -> None:
         """Recover the device before its next job: jobs failed on it that passed on others."""
         # A session that begins later starts with the health check.
-        if self.phase is Phase.WORKING and self._feeding.has_begun:
-            self._feeding.outvoted += times
+        if self.phase is Phase.WORKING and self._jobs.has_begun:
+            self._jobs.outvoted += times
             self._must_recover = True
             self._grant()
             self._continue()
@@ -208,7 +209,7 @@ class DeviceRunner:
                 self._link.kill()
         else:
             self._stopped_since_s = None
-            if (self._assigned.jobs or self._link.is_applying_grant) and self._feeding.is_silent(now):
+            if (self._jobs.jobs or self._link.is_applying_grant) and self._jobs.is_silent(now):
                 self._log.warning("the device process of %s gives no sign of life: it is killed", self.device.called)
                 self._link.kill()
 
@@ -219,7 +220,7 @@ class DeviceRunner:
     # Answers.
 
     def _prepared(self, shard: AssignedShard, answer: Prepared | FarmError) -> None:
-        if shard not in self._assigned.shards:
+        if shard not in self._jobs.shards:
             return
         if isinstance(answer, FarmError):
             why = reason_line(str(answer))
@@ -240,10 +241,10 @@ class DeviceRunner:
         elif isinstance(message, messages.ProcessEnded):
             self._exited(message.reason, message.log)
         elif isinstance(message, messages.JobBegun):
-            self._assigned.begun(message.number)
+            self._jobs.running = message.number
         elif isinstance(message, messages.JobEnded):
             self._exits = 0
-            self._record(self._assigned.ended(message.number), message)
+            self._record(self._jobs.ended(message.number), message)
             self._continue()
         elif isinstance(message, messages.JobBroken):
             last = message.text.strip().rpartition("\n")[2] or "without a message"
@@ -267,7 +268,7 @@ class DeviceRunner:
 
     def _record_own_fault(self, number: int, reason: str, log: str = "") -> None:
         """Record a job that farm itself failed to run."""
-        done = self._assigned.ended(number)
+        done = self._jobs.ended(number)
         self._record(
             done,
             messages.JobEnded(
@@ -276,10 +277,10 @@ class DeviceRunner:
         )
 
     def _job_returned(self, message: messages.JobReturned) -> None:
-        self._assigned.take_back(message.number)
+        self._jobs.take_back(message.number)
         if self._trouble is None and (message.unfit or message.given_up or message.halt):
             self._trouble = message
-        if self._assigned.jobs or self.phase is not Phase.WORKING:
+        if self._jobs.jobs or self.phase is not Phase.WORKING:
             return
         trouble, self._trouble = self._trouble, None
         if trouble is None and not self._must_recover:
@@ -311,12 +312,12 @@ class DeviceRunner:
         self._continue()
 
     def _exited(self, reason: str, log: str) -> None:
-        self._feeding.exited()
         self._is_stalled = False
         self._stopped_since_s = None
-        if self.phase is Phase.WORKING and (number := self._assigned.exited()) is not None:
+        number = self._jobs.exited()
+        if self.phase is Phase.WORKING and number is not None:
             self._record_own_fault(number, f"the device process exited twice while it ran this job: {reason}", log)
-        self._assigned.take_all_back()
+        self._jobs.take_all_back()
         self._exits += 1
         if self.phase is Phase.LEAVING:
             self._left()
@@ -327,7 +328,7 @@ class DeviceRunner:
                 "the device process of %s exited (%s); another takes its place", self.device.called, reason
             )
             if self.phase is Phase.RECOVERING and self.lease is not None:
-                self._link.apply_grant(*self._feeding.recovering_again(self.lease.fence))
+                self._link.apply_grant(*self._jobs.recovering_again(self.lease.fence))
             else:
                 self._continue()
 
@@ -337,11 +338,11 @@ class DeviceRunner:
         if self.phase is not Phase.WORKING:
             return
         if self._must_recover:
-            if not self._assigned.jobs:
+            if not self._jobs.jobs:
                 self._recover("jobs that failed on it passed on other devices")
             return
         self._feed()
-        if not self._assigned.shards and self._idle_since_s is None:
+        if not self._jobs.shards and self._idle_since_s is None:
             self._idle_since_s = time.monotonic()
             self._request_shard()
 
@@ -349,14 +350,14 @@ class DeviceRunner:
         """Send as many jobs as the device process has room for, and claim the next shard in time."""
         if self.phase is not Phase.WORKING or self._is_stalled or self._must_recover:
             return
-        self._feeding.feed()
-        if self._assigned.is_nearly_empty:
+        self._jobs.feed()
+        if self._jobs.is_nearly_empty:
             self._request_shard()
 
     def _grant(self) -> None:
         fence = self.lease.fence if self.lease is not None else None
         may_go = self.phase is Phase.WORKING and not self._must_recover
-        self._feeding.grant(fence, recover=self.phase is Phase.RECOVERING, go=may_go)
+        self._jobs.grant(fence, recover=self.phase is Phase.RECOVERING, go=may_go)
 
     def _recover(self, why: str) -> None:
         """Let the process recover the device; its shards are for other devices."""
@@ -390,10 +391,10 @@ class DeviceRunner:
         self.phase, self._why_leaving, self._must_recover = Phase.LEAVING, why, False
         self._has_left = self._has_left and not is_new
         self._is_aborted, self._leaving_since_s = aborted, time.monotonic()
-        if is_new and not self._feeding.has_begun:
+        if is_new and not self._jobs.has_begun:
             self._left()
             return
-        sent: list[messages.ToDevice] = [self._feeding.revoked(aborted=aborted)]
+        sent: list[messages.ToDevice] = [self._jobs.revoked(aborted=aborted)]
         if aborted:
             sent.append(messages.Abort())
         if is_new:
@@ -406,11 +407,11 @@ class DeviceRunner:
         if self._has_left:
             return
         self._has_left = True
-        self._assigned.take_all_back()
+        self._jobs.take_all_back()
         self._put_back_all(self._why_leaving)
         self._is_aborted = self._is_stalled = False
         self._trouble = None
-        lease, self.lease, self._feeding.until_s = self.lease, None, None
+        lease, self.lease, self._jobs.until_s = self.lease, None, None
         # The device is claimed for again when its lease has ended.
         if lease is not None:
             self._source.release(lease, self._released)
@@ -423,11 +424,11 @@ class DeviceRunner:
             self._request_shard()
 
     def _put_back_all(self, why: str) -> None:
-        for shard in list(self._assigned.shards):
+        for shard in list(self._jobs.shards):
             self._put_back(shard, why)
 
     def _put_back(self, shard: AssignedShard, why: str) -> None:
-        self._assigned.shards.remove(shard)
+        self._jobs.shards.remove(shard)
         self._source.put_back(shard.held, tuple(shard.left), why)
 
     def _request_shard(self) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from farm.base.errors import FarmError, LeaseLostError
 from farm.dispatch.device_link import own_fault
 from farm.dispatch.dispatcher import Dispatcher, Prepared, ProgressListener
-from farm.policy.retries import Tried, avoided, is_failure, with_names
+from farm.policy.retries import Tried, avoided, is_failure
 from farm.policy.situation import Lease, Priority
 from farm.policy.waits import fits
 from farm.store.cluster.records import HeldShard, PlannedJob, ShardResult
@@ -76,13 +76,8 @@ class LocalJobs:
         """Ids of jobs to give to a device, in order."""
         self._position = {job_id: number for number, job_id in enumerate(self._jobs)}
         self._unfinished = Counter(job.soc for job in self._jobs.values())
-        self._serial = {device.id: device.serial for device in plan.devices}
-        self._id = {device.serial: device.id for device in plan.devices}
         self._requests: dict[str, Lease | None] = {}
         self._runners: dict[str, DeviceRunner] = {}
-        self._until_s: dict[str, float | None] = {}
-        self._given_back: dict[str, int] = {}
-        """Fence of the last lease that ended without a job, by device."""
         self._shard_numbers = itertools.count(1)
         self._failures = 0
         self._usable: tuple[tuple[bool, bool], ...] = ()
@@ -150,10 +145,10 @@ class LocalJobs:
         done(Prepared(self._plan, held.jobs, self._plan.devices.index(device)))
 
     def others(self, held: HeldShard) -> tuple[str, ...]:
-        """Return the serials of the other devices of an SoC that the run may use."""
+        """Return the ids of the other devices of an SoC that the run may use."""
         soc = held.jobs[0].job.target.soc
         return tuple(
-            runner.device.serial
+            id_
             for id_, runner in self._runners.items()
             if runner.device.soc == soc and id_ != held.lease.device and self._is_ours(runner)
         )
@@ -230,11 +225,9 @@ class LocalJobs:
     def _give(self, runner: DeviceRunner, job: _LocalJob) -> None:
         device, planned = runner.device, job.planned
         lease = self._requests.pop(device.id) or self._lease_of(device)
-        history = with_names(job.history, self._serial)
-        jobs = (msgspec.structs.replace(planned, history=history),)
+        jobs = (msgspec.structs.replace(planned, history=job.history),)
         held = HeldShard(next(self._shard_numbers), self._plan.run_id, jobs, lease, b"")
-        self._until_s[device.id] = until_s = self._pool.until_s(device.id)
-        runner.claimed(held, until_s)
+        runner.claimed(held, self._pool.until_s(device.id))
 
     def _lease_of(self, device: Device) -> Lease:
         return Lease(device.id, self._pool.fence(device.id), "", "", "", 0, "", Priority.PERSON, 0, 0)
@@ -299,8 +292,8 @@ class LocalJobs:
 
     def _take(self, job: _LocalJob, result: ShardResult) -> None:
         attempt = result.attempts[-1]
-        for name in result.outvoted:
-            self._outvote(self._id.get(name, name), job.id)
+        for device in result.outvoted:
+            self._outvote(device, job.id)
         if (result.repeat or result.avoid) and not self._is_stopped:
             job.history, job.attempt = result.repeat, attempt
             job.avoid |= {*result.avoid, *avoided(result.repeat, result.device)}
@@ -354,30 +347,23 @@ class LocalJobs:
             self.halt(f"the store: {self._pool.lost_store}")
         for id_, runner in self._runners.items():
             is_leaving = id_ in self._pool.leaving
-            if runner.is_free and (self._pool.is_retired(id_) or is_leaving):
-                self._give_back(runner.device)
+            fence = self._pool.fence(id_)
+            if runner.is_free and fence and (self._pool.is_retired(id_) or is_leaving):
+                # Its lease ends without a job.
+                self._recorder.after(id_, partial(self._pool.let_go, id_, fence))
             if runner.lease is None or not self._pool.is_leased:
                 continue
-            until_s = self._pool.until_s(id_)
-            if self._pool.fence(id_) != runner.lease.fence:
+            if fence != runner.lease.fence:
                 runner.lease_lost()
             elif is_leaving:
                 runner.wanted("another user")
-            elif until_s != self._until_s.get(id_):
-                self._until_s[id_] = until_s
-                runner.renewed(until_s)
+            else:
+                runner.renewed(self._pool.until_s(id_))
         usable = tuple((self._is_usable(id_), self._is_ours(runner)) for id_, runner in self._runners.items())
         if usable != self._usable:
             self._usable = usable
             self._abandon()
             self._serve_soon()
-
-    def _give_back(self, device: Device) -> None:
-        """End the lease of a device without a job, once for each lease."""
-        fence = self._pool.fence(device.id)
-        if fence and self._given_back.get(device.id) != fence:
-            self._given_back[device.id] = fence
-            self._recorder.after(device.id, partial(self._pool.let_go, device.id, fence))
 
     def _show(self) -> None:
         running = {one.device.called: one.running_job for one in self._runners.values() if one.running_job}

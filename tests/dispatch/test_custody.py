@@ -267,7 +267,7 @@ def test_a_job_is_not_kept_for_a_device_that_the_run_cannot_have(make: Make) -> 
 def test_a_job_is_kept_for_another_device_until_that_is_given_away(nightly: Make) -> None:
     bench = nightly(2)
     begin_on_both(bench)
-    assert bench.of(0).grant.others == (SECOND.serial,)
+    assert bench.of(0).grant.others == (SECOND.id,)
     bench.acts["0"] = fails_here
     bench.acts["1"] = unfit
     # The second device is recovered, which takes some time: its process is not stepped.

@@ -155,7 +155,8 @@ def test_the_second_device_gets_the_history_and_the_names_of_the_others_in_one_f
 
     bench.acts["0"] = note
     bench.run()
-    assert heard == [((), ("B", "C")), (("A",), ("A", "C")), (("A", "B"), ("A", "B"))]
+    a, b, c = (one.id for one in (A, B, C))
+    assert heard == [((), (b, c)), ((a,), (a, c)), ((a, b), (a, b))]
     assert bench.ended == {"0": "failed"}
 
 

@@ -111,12 +111,10 @@ class DeviceWorker:
             self._mark(Event.JOB_DONE)
 
     def outvote(self, others: Iterable[Tried]) -> None:
-        """Record of other devices that a job which ended the runner there passed here."""
-        ids = {device.serial: device.id for device in self._plan.devices}
+        """Record of other devices, named by id, that a job which ended the runner there passed here."""
         for one in others:
             reason = f"a job that failed on it passed on {self.device.serial}: {one.reason}"
-            # Devices of other hosts are known by their ids.
-            self._record(ids.get(one.device, one.device), str(Event.OUTVOTED), Health.SUSPECT, reason)
+            self._record(one.device, str(Event.OUTVOTED), Health.SUSPECT, reason)
 
     def check(self, *, anew: bool = False) -> str:
         """Return an empty text for a device fit for measurements, else its problem.

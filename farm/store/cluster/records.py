@@ -238,7 +238,7 @@ class ShardResult(msgspec.Struct, frozen=True):
     avoid: tuple[str, ...] = ()
     """Ids of devices that cannot run the job, if another device of the same host has to try it."""
     outvoted: tuple[str, ...] = ()
-    """Devices, as the history names them, on which the job had failed, if it passed here."""
+    """Ids of devices on which the job had failed, if it passed here."""
 
     @property
     def attempts_with_artifacts(self) -> list[tuple[Attempt, tuple[ArtifactRecord, ...]]]:
