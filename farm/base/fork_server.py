@@ -34,7 +34,6 @@ _MESSAGE_BYTES = 2**18
 _MOST_STREAMS = 8
 # Most seconds until an answer: a fork costs milliseconds, and the imports before the first fork seconds.
 _ANSWER_S = 60.0
-_READY = 0
 _EXITED = (BrokenPipeError, ConnectionResetError, TimeoutError)
 
 
@@ -47,17 +46,6 @@ class ForkRequest(msgspec.Struct, frozen=True):
     """Whole environment of the fork; empty for the server's."""
     waits_for: int = 0
     """Process id of the fork that has exited; 0 for a new fork."""
-    number: int = 0
-    """Number of the request, from 1."""
-
-
-class ForkAnswer(msgspec.Struct, frozen=True):
-    """Answer to a request. The first one, with the number 0, follows the imports of the server."""
-
-    number: int
-    """Number of the request. The answer to an interrupted request may come later, and is ignored."""
-    value: int | None = None
-    """Process id, or exit code; None without one."""
 
 
 class ForkServer:
@@ -70,7 +58,6 @@ class ForkServer:
         self._supervisor, self._argv, self._name, self._env, self._log = supervisor, argv, name, env, log
         self._lock = threading.Lock()
         self._is_ready = False
-        self._number = _READY
         self._control, self._child = self._start()
 
     @property
@@ -87,10 +74,13 @@ class ForkServer:
         """Return whether the server has imported its modules within `timeout_s`. Raises OSError if it has exited."""
         with self._lock:
             if not self._is_ready:
+                self._control.settimeout(max(0.0, timeout_s))
                 try:
-                    self._receive(_READY, timeout_s)
+                    self._is_ready = bool(self._control.recv(_MESSAGE_BYTES))
                 except (BlockingIOError, TimeoutError):
                     return False
+                if not self._is_ready:
+                    raise self._has_exited()
             return True
 
     def fork(self, log: Path) -> ForkProcess:
@@ -121,7 +111,7 @@ class ForkServer:
     def exit_code(self, pid: int) -> int | None:
         """Return the exit code of a fork that has exited, -n for signal n; None if the server has changed."""
         with contextlib.suppress(OSError):
-            return self._ask(ForkRequest(waits_for=pid), []).value
+            return self._ask(ForkRequest(waits_for=pid), [])
         return None
 
     def close(self) -> None:
@@ -138,13 +128,14 @@ class ForkServer:
         with its_stdin, its_stdout, contextlib.ExitStack() as failed:
             failed.enter_context(stdin)
             failed.enter_context(stdout)
-            pid = self._ask(request, [its_stdin.fileno(), its_stdout.fileno(), *streams], again=again).value
+            pid = self._ask(request, [its_stdin.fileno(), its_stdout.fileno(), *streams], again=again)
             if pid is None:
                 raise OSError(errno.EAGAIN, "no other process can be made")
             failed.pop_all()
         return ForkProcess(self, pid, stdin, stdout)
 
-    def _ask(self, request: ForkRequest, streams: list[int], *, again: bool = False) -> ForkAnswer:
+    def _ask(self, request: ForkRequest, streams: list[int], *, again: bool = False) -> int | None:
+        """Return the answer: process id or exit code, None without one. Raises OSError, InfraError."""
         with self._lock:
             try:
                 return self._send(request, streams)
@@ -160,25 +151,23 @@ class ForkServer:
                     self._control, self._child = self._start()
                     with contextlib.suppress(OSError):
                         return self._send(request, streams)
-        raise OSError(errno.EPIPE, f"{self._name} has exited")
+        raise self._has_exited()
 
-    def _send(self, request: ForkRequest, streams: list[int]) -> ForkAnswer:
-        """Return the answer. Raises OSError if the server has exited or hangs."""
-        self._number += 1
-        request = msgspec.structs.replace(request, number=self._number)
-        self._control.settimeout(_ANSWER_S)
-        socket.send_fds(self._control, [msgspec.msgpack.encode(request)], streams)
-        return self._receive(self._number, _ANSWER_S)
-
-    def _receive(self, number: int, timeout_s: float) -> ForkAnswer:
-        """Return the answer of that number. Raises OSError."""
-        self._control.settimeout(max(0.0, timeout_s))
-        while data := self._control.recv(_MESSAGE_BYTES):
-            answer = msgspec.msgpack.decode(data, type=ForkAnswer)
-            self._is_ready = True
-            if answer.number == number:
+    def _send(self, request: ForkRequest, streams: list[int]) -> int | None:
+        """Return the answer, which comes by a socket of its own. Raises OSError if the server has exited or hangs."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                self._control.settimeout(_ANSWER_S)
+                socket.send_fds(self._control, [msgspec.msgpack.encode(request)], [theirs.fileno(), *streams])
+            ours.settimeout(_ANSWER_S)
+            if data := ours.recv(_MESSAGE_BYTES):
+                answer: int | None = msgspec.msgpack.decode(data, type=int | None)
                 return answer
-        raise OSError(errno.EPIPE, f"{self._name} has exited")
+        raise self._has_exited()
+
+    def _has_exited(self) -> OSError:
+        return OSError(errno.EPIPE, f"{self._name} has exited")
 
     def _start(self) -> tuple[socket.socket, Child]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -273,38 +262,37 @@ def serve_forks(
     gc.freeze()
     gc.enable()
 
-    def answer(number: int, value: int | None = None) -> None:
-        # The client may have exited.
-        with contextlib.suppress(OSError):
-            control.send(msgspec.msgpack.encode(ForkAnswer(number, value)))
-
-    answer(_READY)
+    # The client may have exited, also below.
+    with contextlib.suppress(OSError):
+        control.send(b"ready")
     while True:
-        data, streams, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, _MOST_STREAMS)
+        data, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, _MOST_STREAMS)
         if not data:
             return
-        request = msgspec.msgpack.decode(data, type=ForkRequest)
+        request, streams = msgspec.msgpack.decode(data, type=ForkRequest), descriptors[1:]
+        reply, value = socket.socket(fileno=descriptors[0]), None
         if request.waits_for:
-            code = None
             with contextlib.suppress(ChildProcessError):
-                code = os.waitstatus_to_exitcode(os.waitpid(request.waits_for, 0)[1])
-            answer(request.number, code)
-            continue
-        ready, say_ready = os.pipe()
-        try:
-            pid = os.fork() if may_fork() else -1
-        except OSError:
-            pid = -1
-        if not pid:
-            control.close()
+                value = os.waitstatus_to_exitcode(os.waitpid(request.waits_for, 0)[1])
+        else:
+            ready, say_ready = os.pipe()
+            try:
+                pid = os.fork() if may_fork() else -1
+            except OSError:
+                pid = -1
+            if not pid:
+                control.close()
+                reply.close()
+                os.close(ready)
+                _be_fork(request, streams, say_ready, run)
+            for stream in (*streams, say_ready):
+                os.close(stream)
+            # Until the process has a session of its own, or has exited.
+            os.read(ready, 1)
             os.close(ready)
-            _be_fork(request, streams, say_ready, run)
-        for stream in (*streams, say_ready):
-            os.close(stream)
-        # Until the process has a session of its own, or has exited.
-        os.read(ready, 1)
-        os.close(ready)
-        answer(request.number, None if pid < 0 else pid)
+            value = None if pid < 0 else pid
+        with reply, contextlib.suppress(OSError):
+            reply.send(msgspec.msgpack.encode(value))
 
 
 def take_name(name: str) -> None:

@@ -72,7 +72,6 @@ class DeviceRunner:
         self._jobs = DeviceJobs(self._link, source.others)
         self._is_stalled = False
         """The process has returned every job, as the lease is over as far as it knows."""
-        self._trouble: messages.JobReturned | None = None
         self._why_leaving, self._is_aborted, self._leaving_since_s = "", False, 0.0
         self._must_recover = self._has_left = False
         self._exits = 0
@@ -278,19 +277,20 @@ class DeviceRunner:
 
     def _job_returned(self, message: messages.JobReturned) -> None:
         self._jobs.take_back(message.number)
-        if self._trouble is None and (message.unfit or message.given_up or message.halt):
-            self._trouble = message
-        if self._jobs.jobs or self.phase is not Phase.WORKING:
+        if self.phase is not Phase.WORKING:
             return
-        trouble, self._trouble = self._trouble, None
-        if trouble is None and not self._must_recover:
+        if message.unfit or message.given_up or message.halt:
+            # The process returns its other jobs as well.
+            self._jobs.take_all_back()
+        if message.unfit:
+            self._recover(message.unfit)
+        elif message.given_up or message.halt:
+            self._rest(message.given_up or message.halt, halts=bool(message.halt))
+        elif self._must_recover:
+            self._continue()
+        elif not self._jobs.jobs:
             # The lease is over as far as the process knows: it goes on when the lease is renewed.
             self._is_stalled = True
-        elif trouble is None or trouble.unfit:
-            why = trouble.unfit if trouble is not None else "jobs that failed on it passed on other devices"
-            self._recover(why)
-        else:
-            self._rest(trouble.given_up or trouble.halt, halts=bool(trouble.halt))
 
     def _grant_applied(self, message: messages.JobReturned) -> None:
         if self.phase is Phase.LEAVING:
@@ -410,7 +410,6 @@ class DeviceRunner:
         self._jobs.take_all_back()
         self._put_back_all(self._why_leaving)
         self._is_aborted = self._is_stalled = False
-        self._trouble = None
         lease, self.lease, self._jobs.until_s = self.lease, None, None
         # The device is claimed for again when its lease has ended.
         if lease is not None:

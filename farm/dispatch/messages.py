@@ -206,32 +206,32 @@ class ForkedProcess:
         """The standard error of the process goes into `log`."""
         self._forks, self._log = forks, log
         self._forked: ForkProcess | None = None
-        self._answer: Callable[[FromDevice], None] = lambda _: None
+        """None before the start, and after the exit."""
         self._reader: threading.Thread | None = None
         self._writing = threading.Lock()
-        self._has_exited = threading.Event()
 
     def start(self, answer: Callable[[FromDevice], None]) -> None:
         """Start the process; `answer` gets every message, from a thread. Raises InfraError."""
-        self._answer = answer
         try:
             self._forked = self._forks.fork(self._log)
         except OSError as error:
             raise InfraError(f"a device process cannot be started: {error}") from error
         os.set_blocking(self._forked.stdin.fileno(), False)
-        self._reader = threading.Thread(target=self._read, args=(self._forked,), daemon=True, name="device process")
+        self._reader = threading.Thread(
+            target=self._read, args=(self._forked, answer), daemon=True, name="device process"
+        )
         self._reader.start()
 
     @property
     def pid(self) -> int:
-        """Process id; 0 before the start."""
+        """Process id; 0 before the start, and after the exit."""
         forked = self._forked
         return forked.pid if forked is not None else 0
 
     @property
     def is_stopped(self) -> bool:
         """True if a signal or a debugger has stopped the process."""
-        stat = None if self._has_exited.is_set() else read_stat(self.pid)
+        stat = read_stat(self.pid)
         return stat is not None and stat.state in {"T", "t"}
 
     def send(self, *messages: ToDevice) -> None:
@@ -249,39 +249,37 @@ class ForkedProcess:
                 return
 
     def close(self) -> None:
-        """Let the process leave the device and exit, wait, then kill it. No message comes afterwards."""
-        self._answer = lambda _: None
+        """Let the process leave the device and exit, wait, then kill it."""
         if self._reader is None:
             return
         self.send(End())
-        if not self._has_exited.wait(_CLOSE_SECONDS):
-            self.kill()
+        self._reader.join(_CLOSE_SECONDS)
+        self.kill()
         self._reader.join()
 
     def kill(self) -> None:
         """Kill the process and everything in its session that it started. Its last message is ProcessEnded."""
         forked = self._forked
-        if forked is not None and not self._has_exited.is_set():
+        if forked is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(forked.pid, signal.SIGKILL)
 
-    def _read(self, forked: ForkProcess) -> None:
+    def _read(self, forked: ForkProcess, answer: Callable[[FromDevice], None]) -> None:
         frames: Any = Frames(FromDevice)
         reason = ""
         try:
             while data := os.read(forked.stdout.fileno(), _READ_BYTES):
                 for message in frames.feed(data):
-                    self._answer(message)
+                    answer(message)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             reason = f"its messages could not be read: {error}"
         self.kill()
         code = forked.wait()
-        self._has_exited.set()
         with self._writing:
-            forked.stdin.close()
             self._forked = None
+        forked.stdin.close()
         forked.stdout.close()
         forked.lifeline.cut()
         log = end_of_log(self._log).strip()
         last = log.rpartition("\n")[2]
-        self._answer(ProcessEnded(": ".join(filter(None, [reason or ending(code), last])), log))
+        answer(ProcessEnded(": ".join(filter(None, [reason or ending(code), last])), log))

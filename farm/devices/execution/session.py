@@ -286,14 +286,11 @@ class DeviceSession:
         self._anchor = anchor
         self._runtime_staged = False
 
-    def prepare(
-        self, bundles: Iterable[Bundle], options: RunnerOptions | None = None, *, share: int | None = None
-    ) -> None:
+    def prepare(self, bundles: Iterable[Bundle], *, share: int | None = None) -> None:
         """Survey the device's objects of runtime and `bundles` in at most one round trip, damage included.
 
-        With `options` the runner starts, so that QNN starts during the push. Small missing objects of the first `share`
-        bundles, or of all, are pushed as one batch, which costs a fraction of single pushes. Raises DeviceError. No job
-        may run meanwhile.
+        Small missing objects of the first `share` bundles, or of all, are pushed as one batch, which costs a fraction
+        of single pushes. Raises DeviceError. No job may run meanwhile.
         """
         objects = [job_layout(bundle, self._folder, self._runtime.kind).objects for bundle in bundles]
         wanted = {sha256 for one in objects for sha256 in one}
@@ -307,8 +304,6 @@ class DeviceSession:
             self._begin()
             self._objects.look_for([*self._runtime.hashes.values(), *wanted])
             self._stage_runtime()
-            if options is not None and not self._runtime.one_shot:
-                self._start_runner(options)
             self._objects.ensure(small)
 
     def stage(self, bundle: Bundle) -> Workspace:

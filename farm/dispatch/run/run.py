@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -82,10 +82,8 @@ class Wait:
             logger.info("waiting up to %s: %s", duration(self._seconds), error)
         while (left := self._end_s - time.monotonic()) > 0:
             time.sleep(min(_RESCAN_SECONDS, left))
-            try:
+            with suppress(NoDeviceError):
                 return again(False)
-            except NoDeviceError:
-                continue
         return again(True)
 
     def acquire(self, pool: DevicePool, socs: Collection[str], until_s: float) -> frozenset[str]:

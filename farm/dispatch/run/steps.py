@@ -184,9 +184,7 @@ class RunSteps:
 
     def _outcome(self, run_id: str, exit_code: int) -> RunOutcome:
         """Write the report of a run that is over, and return how it ended."""
-        view = self._store.runs.view(run_id)
-        report = report_of(self._config, self._store, view)
-        return RunOutcome(exit_code, view, report, self._request.confirm, self._request.toolchain)
+        return finished_outcome(self._config, self._store, self._request, self._store.runs.view(run_id), exit_code)
 
 
 def report_of(config: Config, store: Store, view: RunView) -> Path:
@@ -194,7 +192,9 @@ def report_of(config: Config, store: Store, view: RunView) -> Path:
     return write_report(view, config.run_folder(view.id) / "report.html", store, config)
 
 
-def finished_outcome(config: Config, store: Store, request: RunRequest, view: RunView) -> RunOutcome:
-    """Return how a run ended of which nothing is missing."""
-    report = report_of(config, store, view)
-    return RunOutcome(exit_code_of(view), view, report, request.confirm, request.toolchain)
+def finished_outcome(
+    config: Config, store: Store, request: RunRequest, view: RunView, exit_code: int | None = None
+) -> RunOutcome:
+    """Write the report of a run, and return how it ended; without `exit_code` nothing of the run is missing."""
+    code = exit_code_of(view) if exit_code is None else exit_code
+    return RunOutcome(code, view, report_of(config, store, view), request.confirm, request.toolchain)
