@@ -304,6 +304,24 @@ def has_sshd() -> bool:
     return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin") is not None
 
 
+# A virtual device at the port of its first argument: a phone that comes back is at its cable as before.
+_AT_PORT = """
+import socket, sys
+from farm.devices.virtual import __main__ as program
+number = int(sys.argv.pop(1))
+class Port(program.Port):
+    def __init__(self):
+        self.number, self._holder = number, socket.socket()
+        # Connections of its earlier life may linger on the port.
+        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._holder.bind(("127.0.0.1", number))
+        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+program.Port = Port
+sys.exit(program.main())
+"""
+
+
 class Lab:
     """Devices of one round. With `tunnel` they look to farm like devices of another machine."""
 
@@ -356,7 +374,7 @@ class Lab:
                 self._server_child = self._supervisor.find(_SERVER)
                 done.append(_SERVER)
         if done:
-            self._connect_all()
+            self.connect_all()
         return done
 
     def _foreign_server(self) -> bool:
@@ -369,10 +387,10 @@ class Lab:
 
     def _boot(self, serial: str) -> Child:
         root = self._home.storage / serial
-        argv = [sys.executable, "-S", "-m", "farm.devices.virtual", "--root", root, "--soc", SOC, "--serial", serial]
+        program = [sys.executable, "-S", "-c", _AT_PORT, str(self._ports[serial])]
         environment = {"PATH": os.defpath, "PYTHONPATH": str(HERE.parents[1])}
         child = self._supervisor.spawn(
-            [*argv, "--port", str(self._ports[serial])],
+            [*program, "--root", root, "--soc", SOC, "--serial", serial],
             name=serial,
             env=environment,
             stdout_pipe=True,
@@ -381,7 +399,8 @@ class Lab:
         child.first_line(20.0)
         return child
 
-    def _connect_all(self) -> None:
+    def connect_all(self) -> None:
+        """Let the present adb server see all devices, as it sees phones on its USB."""
         for port in self._ports.values():
             with contextlib.suppress(InfraError):
                 AdbServer(self._server.port, self._server.adb).connect("127.0.0.1", port, timeout_s=5.0)

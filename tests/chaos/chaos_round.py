@@ -250,6 +250,8 @@ class Round:
         # A resumption starts only with all devices present.
         while self._tend(lab):
             time.sleep(0.1)
+        if lab is not None:
+            lab.connect_all()
         words = ["run", "--resume", "latest"] if resume else self._first_words()
         environment = self._home.environment(self._store.url, lab.environment if lab else {})
         output = self._folder / f"output-{part}.txt"
