@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -121,19 +121,17 @@ class Worker:
             return messages.JobReturned()
         if not self._grant.recover or self._is_orphan():
             return self._left_device()
-        while True:
+        while not self._must_leave():
             try:
                 problem = self._device_worker.recover(outvoted=self._grant.outvoted)
-                break
             except (LocalError, OSError) as error:
                 if not self._has_recovered():
                     return messages.JobReturned(halt=str(error))
-                if self._must_leave():
-                    return self._left_device()
-        self._local_trouble_s = None
-        if self._must_leave():
-            return self._left_device()
-        return self._given_up(problem) if problem else messages.JobReturned(recovered=True)
+                continue
+            self._local_trouble_s = None
+            if not self._must_leave():
+                return self._given_up(problem) if problem else messages.JobReturned(recovered=True)
+        return self._left_device()
 
     def abort(self) -> None:
         """End the running job with an error. Any thread may call it."""
@@ -258,9 +256,6 @@ def _has_room(folder: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-_READ_BYTES = 1 << 16
 
 
 class DeviceLoop:
@@ -416,10 +411,9 @@ def serve(stdin: int, stdout: int) -> None:
 
 
 def _listen(stdin: int, loop: DeviceLoop) -> None:
-    frames: Any = messages.Frames(messages.ToDevice)
     try:
-        while data := os.read(stdin, _READ_BYTES):
-            for message in frames.feed(data):
+        with os.fdopen(stdin, "rb") as pipe:
+            for message in messages.read_messages(pipe, messages.ToDevice):
                 loop.take(message)
     finally:
         loop.dispatcher_exited()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import struct
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,7 +24,7 @@ from farm.store.cluster.records import PlannedJob
 from farm.store.records import ArtifactRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from farm.base.fork_server import ForkProcess, ForkServer
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 GRANT_APPLIED = -1
 """Number of the answer to an ApplyGrant."""
 
-_SIZE = struct.Struct(">I")
+_SIZE_BYTES = 4
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
@@ -164,37 +163,28 @@ class ProcessEnded(msgspec.Struct, frozen=True, tag=True):
 FromDevice = JobBegun | JobEnded | JobReturned | JobBroken | DeviceEvent | ProcessEnded
 
 
-class Frames:
-    """Decoder of messages in a stream of bytes: each its size, four bytes, and MessagePack, as JSON has no infinity."""
+def read_messages(pipe: IO[bytes], kind: Any) -> Iterator[Any]:
+    """Yield the messages of a pipe, of the type ToDevice or FromDevice. Raises OSError, msgspec.MsgspecError.
 
-    def __init__(self, kind: Any) -> None:
-        """`kind` is ToDevice or FromDevice."""
-        self._decoder = msgspec.msgpack.Decoder(kind, dec_hook=from_plain)
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[Any]:
-        """Return the messages that are complete now. Raises msgspec.DecodeError."""
-        data, at, found = self._rest + data, 0, []
-        while len(data) >= at + _SIZE.size:
-            end = at + _SIZE.size + _SIZE.unpack_from(data, at)[0]
-            if len(data) < end:
-                break
-            found.append(self._decoder.decode(memoryview(data)[at + _SIZE.size : end]))
-            at = end
-        self._rest = data[at:]
-        return found
+    Each is its size, four bytes, and MessagePack, as JSON has no infinity. A message that is cut short is left out.
+    """
+    decoder = msgspec.msgpack.Decoder(kind, dec_hook=from_plain)
+    while len(head := pipe.read(_SIZE_BYTES)) == _SIZE_BYTES:
+        size = int.from_bytes(head)
+        content = pipe.read(size)
+        if len(content) == size:
+            yield decoder.decode(content)
 
 
 def frame(message: ToDevice | FromDevice) -> bytes:
     """Return the bytes of a message in a stream."""
     content = msgspec.msgpack.encode(message, enc_hook=str)
-    return _SIZE.pack(len(content)) + content
+    return len(content).to_bytes(_SIZE_BYTES) + content
 
 
 # The dispatcher's end of a device process.
 
 
-_READ_BYTES = 1 << 16
 _CLOSE_SECONDS = 20.0
 """Time to leave its device; then the process is killed, and the next user of the device removes its files."""
 
@@ -265,12 +255,10 @@ class ForkedProcess:
                 os.killpg(forked.pid, signal.SIGKILL)
 
     def _read(self, forked: ForkProcess, answer: Callable[[FromDevice], None]) -> None:
-        frames: Any = Frames(FromDevice)
         reason = ""
         try:
-            while data := os.read(forked.stdout.fileno(), _READ_BYTES):
-                for message in frames.feed(data):
-                    answer(message)
+            for message in read_messages(forked.stdout, FromDevice):
+                answer(message)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             reason = f"its messages could not be read: {error}"
         self.kill()

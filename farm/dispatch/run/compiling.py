@@ -224,14 +224,11 @@ class _Builds:
 
     def _leave(self, reply: BuildReply) -> None:
         """Let the workers know, as soon as there is room on the disk."""
-        while True:
-            try:
+        while not self.over.is_set():
+            with suppress(OSError):
                 self._plan.leave_reply(reply)
-            except OSError:
-                if self.over.wait(_ROOM_SECONDS):
-                    return
-            else:
                 return
+            self.over.wait(_ROOM_SECONDS)
 
     def _record(self, seconds: Mapping[str, float], *, cached: bool) -> None:
         """Record the bundles of the keys of `seconds`, in one transaction."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import socket
-import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -199,11 +198,8 @@ class LocalRun:
             runner.tick()
 
     def _close(self) -> None:
-        threads = [threading.Thread(target=runner.close, name="close") for runner in self._runners]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(self._runners)) as threads:
+            list(threads.map(DeviceRunner.close, self._runners))
         self._recorder.close(_LAST_SECONDS)
         self._log.close()
 

@@ -18,6 +18,7 @@ from farm.builds.bundles.key import forget_sources
 from farm.builds.bundles.reuse import find_bundles_for
 from farm.builds.toolchains.selection import look_into, prepare, use_toolchain
 from farm.dispatch.request.choose import jobs_of, select
+from farm.report.model.format import first_of
 from farm.results.attempt import Verdict
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Watch:
             return
         lacking = len({keys[job_id] for job_id in wanted} - cached)
         if self._keys:
-            names = ", ".join(wanted[:_MOST_NAMED]) + (", ..." if len(wanted) > _MOST_NAMED else "")
+            names = first_of(wanted, _MOST_NAMED)
             logger.info(
                 "%s of %s jobs are concerned, %s bundles to compile: %s", len(wanted), len(keys), lacking, names
             )
@@ -133,5 +134,4 @@ class Watch:
             for name in sorted(files.keys() | before[folder].keys())
             if files.get(name) != before[folder].get(name)
         ]
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        logger.info("changed: %s%s", ", ".join(names[:_MOST_NAMED]), more)
+        logger.info("changed: %s", first_of(names, _MOST_NAMED))
