@@ -21,6 +21,7 @@ from farm.base.errors import LocalError
 from farm.base.toml_tables import prepare_decoders
 from farm.devices.device import HealthEvent
 from farm.dispatch import messages
+from farm.dispatch.device_link import own_fault
 from farm.dispatch.device_run.device_worker import DeviceWorker, Executor
 from farm.dispatch.request.request import RunPlan, read_plan
 from farm.policy.retries import Tried, as_recorded, classify, is_open, needs_health_check, tried, unfit, with_names
@@ -365,12 +366,15 @@ class DeviceLoop:
             self._send(messages.JobReturned(number=message.number))
             return
         self._send(messages.JobBegun(message.number))
+        done: messages.JobEnded | messages.JobReturned
         try:
             worker = self._begun(self._plan)
             done = worker.run(message.planned, following.planned if following else None)
         except Exception:  # noqa: BLE001 - other jobs may have a result
-            self._send(messages.JobBroken(message.number, traceback.format_exc()))
-            return
+            text, planned = traceback.format_exc(), message.planned
+            why = f"the worker broke down over this job: {text.splitlines()[-1]}"
+            serial = self._plan.devices[self._number].serial
+            done = messages.JobEnded((own_fault(planned.job.id, planned.key, serial, why, text),))
         if self._aborted:
             self._close_worker()
             # The result is dropped.

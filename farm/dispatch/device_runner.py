@@ -245,10 +245,6 @@ class DeviceRunner:
             self._exits = 0
             self._record(self._jobs.ended(message.number), message)
             self._continue()
-        elif isinstance(message, messages.JobBroken):
-            last = message.text.strip().rpartition("\n")[2] or "without a message"
-            self._record_own_fault(message.number, f"the worker broke down over this job: {last}", message.text)
-            self._continue()
         elif message.number == messages.GRANT_APPLIED:
             self._grant_applied(message)
         else:
@@ -264,16 +260,6 @@ class DeviceRunner:
                 ended.avoid, ended.outvoted,
             )
         )  # fmt: skip
-
-    def _record_own_fault(self, number: int, reason: str, log: str = "") -> None:
-        """Record a job that farm itself failed to run."""
-        done = self._jobs.ended(number)
-        self._record(
-            done,
-            messages.JobEnded(
-                (own_fault(done.job.job.id, done.job.key, self.device.serial, reason, log),), number=number
-            ),
-        )
 
     def _job_returned(self, message: messages.JobReturned) -> None:
         self._jobs.take_back(message.number)
@@ -316,7 +302,10 @@ class DeviceRunner:
         self._stopped_since_s = None
         number = self._jobs.exited()
         if self.phase is Phase.WORKING and number is not None:
-            self._record_own_fault(number, f"the device process exited twice while it ran this job: {reason}", log)
+            done = self._jobs.ended(number)
+            why = f"the device process exited twice while it ran this job: {reason}"
+            fault = own_fault(done.job.job.id, done.job.key, self.device.serial, why, log)
+            self._record(done, messages.JobEnded((fault,)))
         self._jobs.take_all_back()
         self._exits += 1
         if self.phase is Phase.LEAVING:

@@ -138,14 +138,6 @@ class JobReturned(msgspec.Struct, frozen=True, tag=True):
     """Number of the job, which the device process adds."""
 
 
-class JobBroken(msgspec.Struct, frozen=True, tag=True):
-    """A job without a result: farm itself failed."""
-
-    number: int
-    text: str
-    """A traceback."""
-
-
 class DeviceEvent(msgspec.Struct, frozen=True, tag=True):
     """A health event of a device."""
 
@@ -160,7 +152,7 @@ class ProcessEnded(msgspec.Struct, frozen=True, tag=True):
     """End of its standard error."""
 
 
-FromDevice = JobBegun | JobEnded | JobReturned | JobBroken | DeviceEvent | ProcessEnded
+FromDevice = JobBegun | JobEnded | JobReturned | DeviceEvent | ProcessEnded
 
 
 def read_messages(pipe: IO[bytes], kind: Any) -> Iterator[Any]:

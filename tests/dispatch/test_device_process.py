@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from made import device as made_device
 from stub_farm import make_bundle, make_stub_farm
 from waiting import ends, until
 
@@ -31,7 +32,7 @@ from farm.dispatch.device_process import DeviceLoop
 from farm.dispatch.device_run.health_check import health_check_job
 from farm.dispatch.request.profiling import Profile
 from farm.dispatch.request.request import RunPlan
-from farm.results.attempt import Attempt, Stage, Verdict
+from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.cluster.records import PlannedJob
 
 # Messages of a device process, with a stub in the place of its worker.
@@ -46,12 +47,15 @@ class StubWorker:
     def __init__(self, _plan: RunPlan, _number: int, grant: Callable[[], messages.Grant], **parts: Any) -> None:
         self._grant, self._record_health = grant, parts["record_health"]
         self.event: HealthEvent | None = None
+        self.fault: Exception | None = None
         self.jobs = 0
 
     def run(self, planned: PlannedJob, *_: object) -> messages.JobEnded | messages.JobReturned:
         if not self._grant().go:
             return messages.JobReturned()
         self.jobs += 1
+        if self.fault is not None:
+            raise self.fault
         if self.event is not None:
             self._record_health(self.event)
         return messages.JobEnded((Attempt(planned.job.id, Verdict.PASSED, Stage.DONE, ""),))
@@ -70,7 +74,7 @@ class Process:
         self.workers: list[StubWorker] = []
         self.told: list[Any] = []
         self.loop = DeviceLoop(self.told.append, self._make)  # type: ignore[arg-type]
-        plan = RunPlan("run", folder, folder, (PLANNED,), (), {}, folder)
+        plan = RunPlan("run", folder, folder, (PLANNED,), (made_device("phone"),), {}, folder)
         plan.write()
         self.begin = messages.Begin(str(plan.path))
 
@@ -103,6 +107,17 @@ def test_a_worker_counts_failures_from_shard_to_shard_of_a_run(process: Process)
         assert process.take(stop, messages.ApplyGrant()) == [messages.JobReturned()]
     [worker] = process.workers
     assert worker.jobs == 3
+
+
+def test_trouble_of_farm_over_a_job_is_its_result_with_the_traceback(process: Process) -> None:
+    process.take(messages.Grant(go=True), process.begin)
+    process.workers[0].fault = ValueError("frame\n" * 20_000 + "\x1b[2Jno")
+    [_, ended] = process.take(messages.RunJob(4, PLANNED))
+    [attempt] = ended.attempts
+    assert (ended.number, attempt.verdict, attempt.cause) == (4, Verdict.INFRA, Cause.WORKER)
+    assert attempt.reason == "the worker broke down over this job: no"
+    assert attempt.log.endswith("frame\nno\n")
+    assert len(attempt.log) < 70_000
 
 
 def test_a_broken_job_tells_no_health_event_and_the_run_begins_with_another_worker(process: Process) -> None:
@@ -306,7 +321,7 @@ def test_after_the_server_was_killed_the_next_fork_starts_another(supervisor: Su
             os.kill(second.pid, signal.SIGKILL)
             assert second.end() == f"signal {signal.SIGKILL}"
         # The reaper ends the children of a process that was killed.
-        assert first.end() == f"signal {signal.SIGKILL}"
+        assert first.end().startswith(f"signal {signal.SIGKILL}")
 
 
 def test_server_and_device_processes_end_with_the_dispatcher(tmp_path: Path) -> None:

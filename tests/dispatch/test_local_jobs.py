@@ -29,7 +29,7 @@ from stub_dispatch import (
 
 from farm.base.errors import LeaseLostError, RowRefusedError, StoreError
 from farm.devices.device import Device
-from farm.dispatch.messages import FromDevice, JobBroken, JobEnded, JobReturned, RunJob
+from farm.dispatch.messages import FromDevice, JobEnded, JobReturned, RunJob
 from farm.results.attempt import Cause, Verdict
 
 A, B, C = (device(serial) for serial in "ABC")
@@ -115,19 +115,6 @@ def test_a_job_under_which_two_processes_exited_is_farms_fault(make: Make) -> No
     assert "signal 11" in attempt.reason
     assert bench.ended == {"0": "infra", "1": "passed"}
     assert bench.began.count("0") == 2
-
-
-def test_trouble_of_farm_over_a_job_is_recorded_with_its_traceback(make: Make) -> None:
-    bench = make(2, [A])
-    traceback = "Traceback (most recent call last):\n" + "  frame\n" * 20_000 + "\x1b[2JValueError: no"
-    bench.acts["0"] = lambda _, run: JobBroken(run.number, traceback)
-    bench.run()
-    assert bench.ended == {"0": "infra", "1": "passed"}
-    [attempt] = bench.recorder.done[0].attempts
-    assert (attempt.verdict, attempt.cause) == (Verdict.INFRA, Cause.WORKER)
-    assert attempt.reason == "the worker broke down over this job: ValueError: no"
-    assert attempt.log.endswith("  frame\nValueError: no")
-    assert len(attempt.log) < 70_000
 
 
 # Jobs that another device is to try.
@@ -253,7 +240,11 @@ def test_after_a_stop_running_jobs_are_finished_and_nothing_else_begins(make: Ma
     assert not any(one.has_session for one in bench.processes)
 
 
-@pytest.mark.parametrize("act", [fails, lambda _, run: JobBroken(run.number, "KeyError")])
+def breaks(process: Any, run: RunJob) -> FromDevice:
+    return JobEnded((attempt_of(process, run, Verdict.INFRA, Cause.WORKER),), number=run.number)
+
+
+@pytest.mark.parametrize("act", [fails, breaks])
 def test_after_the_first_failure_nothing_begins(make: Make, act: Any) -> None:
     bench = make(4, [A], most_failures=1)
     bench.acts["1"] = act
