@@ -46,6 +46,9 @@ class Refuses(torch.nn.Module):
 """
 
 
+NO_SUITE = made.job(folder="").case
+
+
 def job_of(name: str, folder: Path, backend: str = "xnnpack", precision: str = "fp32") -> Job:
     return made.job(name, backend=backend, precision=precision, module=f".ops:{name}", folder=str(folder))
 
@@ -60,11 +63,11 @@ def test_a_file_of_a_suite_that_is_saved_or_removed_after_its_key_is_in_no_bundl
     loaded = LoadedFiles(as_of_ns, tmp_path / "cache")
     loaded._seen.add(str(tmp_path / "other.py"))
     # A file written just before the key was computed is part of the key.
-    loaded.require_suite_old(job.case, as_of_ns)
+    loaded.require_old(job.case, as_of_ns)
     await_later_file_time(tmp_path)
     (tmp_path / "other.py").unlink() if act == "removed" else (tmp_path / "other.py").write_text("LEVEL = 2\n")
     with pytest.raises(InfraError, match="other.py was changed after the start of the run"):
-        loaded.require_suite_old(job.case, as_of_ns)
+        loaded.require_old(job.case, as_of_ns)
 
 
 @pytest.mark.whole
@@ -135,14 +138,14 @@ def test_a_link_or_other_permissions_are_no_edit(site: Path, tmp_path: Path, mon
     (tmp_path / "link").hardlink_to(site / "seen_module.py")
     (site / "libQnnSeen.so").chmod(0o755)
     is_loaded(site)
-    loaded.require_old("")
+    loaded.require_old(NO_SUITE, 0)
 
 
 def test_memory_that_processes_share_is_no_file_of_a_toolchain(site: Path, tmp_path: Path) -> None:
     loaded = looked_at(tmp_path)
     (site / "sem.shared").write_bytes(bytes(32))
     with (site / "sem.shared").open("r+b") as file, mmap.mmap(file.fileno(), 32):
-        loaded.require_old("")
+        loaded.require_old(NO_SUITE, 0)
 
 
 def test_a_toolchain_below_the_users_folder_of_temporary_files_is_checked(
@@ -155,7 +158,7 @@ def test_a_toolchain_below_the_users_folder_of_temporary_files_is_checked(
     (site / "seen_module.py").write_text("LEVEL = 2\n")
     is_loaded(site)
     with pytest.raises(InfraError, match=r"seen_module.py was changed after the start of the run"):
-        loaded.require_old("")
+        loaded.require_old(NO_SUITE, 0)
 
 
 @pytest.mark.parametrize("name", ["seen_module.py", "libQnnSeen.so"])
@@ -170,10 +173,10 @@ def test_a_copy_with_an_old_time_is_an_edit(site: Path, tmp_path: Path, name: st
     kept.replace(site / name)
     is_loaded(site)
     with pytest.raises(InfraError, match=f"{name} was changed after the start of the run"):
-        loaded.require_old("")
+        loaded.require_old(NO_SUITE, 0)
     # The module stays loaded, so that no later job matches its key.
     with pytest.raises(InfraError, match=name):
-        loaded.require_old("")
+        loaded.require_old(NO_SUITE, 0)
 
 
 @pytest.mark.whole

@@ -272,21 +272,19 @@ def recipe_files(backend: str, *, text: bool = True) -> list[Path]:
     return sorted({*found.difference(flows.values()), flows[backend]})
 
 
-@functools.cache
-def recipe_digest(backend: str, *, text: bool = True) -> str:
-    """Return the hash of farm's recipe of bundles for `backend` at the first call in this process, as hex.
-
-    Without `text`: the recipe of cases that generate no text.
-    """
-    return recipe_now(backend, text=text)
-
-
 def recipe_now(backend: str, *, text: bool = True) -> str:
-    """Return the hash of the recipe on the disk now; it differs after an upgrade of farm during this process."""
+    """Return the hash of farm's recipe of bundles for `backend` on the disk now, as hex.
+
+    It differs after an upgrade of farm during this process. Without `text`: the recipe of cases that generate no text.
+    """
     digest = hashlib.sha256()
     for path in recipe_files(backend, text=text):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+recipe_digest = functools.cache(recipe_now)
+"""Hash of the recipe at the first call in this process."""
 
 
 def _module_file(name: str) -> Path:

@@ -188,8 +188,7 @@ class _Builder(NamedTuple):
                 compile_request(request, folder)
             finally:
                 # A failure does not count as the verdict of the job either if a file was saved meanwhile.
-                self.loaded.require_old(request.job.case.folder)
-                self.loaded.require_suite_old(request.job.case, request.suite_as_of_ns)
+                self.loaded.require_old(request.job.case, request.suite_as_of_ns)
             finish(folder)
             sys.stdout.flush()
             sys.stderr.flush()

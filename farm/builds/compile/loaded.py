@@ -79,20 +79,19 @@ class LoadedFiles:
             if _is_below(path, roots) or Path(path).name.startswith(_QNN):
                 self._look_at(path)
 
-    def require_old(self, suite: str) -> None:
-        """Check as `look` does, and raise InfraError if a file of this or an earlier call is younger than the keys."""
-        self.look(suite)
+    def require_old(self, case: Case, suite_as_of_ns: int) -> None:
+        """Check as `look` does; raise InfraError if a file of this or an earlier call is younger than the keys.
+
+        Files in the key of `case` must not have been changed or removed since `suite_as_of_ns`, unless that is 0.
+        """
+        self.look(case.folder)
         if self.problem:
             raise InfraError(self.problem)
-
-    def require_suite_old(self, case: Case, as_of_ns: int) -> None:
-        """Raise InfraError if a file in the key of `case` was changed or removed since the key was computed."""
-        if not as_of_ns:
-            return
-        folders = _with_targets([case.folder])
-        gone = (Path(path) for path in self._seen if _is_below(path, folders) and not Path(path).exists())
-        for path in (*suite_files(case), *gone):
-            require_older(path, as_of_ns)
+        if suite_as_of_ns:
+            folders = _with_targets([case.folder])
+            gone = (Path(path) for path in self._seen if _is_below(path, folders) and not Path(path).exists())
+            for path in (*suite_files(case), *gone):
+                require_older(path, suite_as_of_ns)
 
     def _look_at(self, path: str) -> None:
         if _is_below(path, self._own):
