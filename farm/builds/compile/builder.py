@@ -56,6 +56,8 @@ _OOM_SCORE = "500"
 # A simulated device's threads hand a step to each other dozens of times, and beside compilers of the same priority each
 # of these waits for a time slice: a job took six times as long. The processes that drive phones must not wait either.
 _NICENESS = 10
+# Signal by which a fork ends itself after its job.
+_DONE = signal.SIGRTMAX
 
 
 def main(argv: list[str]) -> int:
@@ -254,28 +256,20 @@ def run_in_fork(act: Callable[[], None]) -> None:
     """Call `act` in a fork of this process and return after its success; otherwise end as the fork ended."""
     sys.stdout.flush()
     sys.stderr.flush()
-    done, say_done = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             act()
-            os.write(say_done, b".")
-            os._exit(0)
+            # Any exit code may be the job's own.
+            os.kill(os.getpid(), _DONE)
         except BaseException:  # noqa: BLE001 - nothing of it may reach the loop of the process it is a copy of
             traceback.print_exc()
             sys.stderr.flush()
+        finally:
             os._exit(1)
-    os.close(say_done)
     _, status = os.waitpid(pid, 0)
-    # A process that a job started may hold the other end open and outlive the job.
-    os.set_blocking(done, False)
-    try:
-        is_done = os.read(done, 1) == b"."
-    except BlockingIOError:
-        is_done = False
-    os.close(done)
-    if not is_done:
-        _end_as(os.waitstatus_to_exitcode(status))
+    if (code := os.waitstatus_to_exitcode(status)) != -_DONE:
+        _end_as(code)
 
 
 def _end_as(code: int) -> None:
