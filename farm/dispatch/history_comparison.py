@@ -127,7 +127,7 @@ def compare_with_history(store: Store, run_id: str, *, programs: Collection[tupl
         [
             suspected.Observation(
                 one.series.series,
-                one.past.device,
+                one.points[-1].device,
                 _levelled(one),
                 one.values[-1],
                 [point.place for point in one.points],

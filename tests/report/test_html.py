@@ -192,7 +192,7 @@ def past(now: str, *runs: tuple[str, str, str, float, float]) -> JobPast:
         SeriesPast(number, Series(str(number), name, "bytes", Direction.NONE, exact=False), tuple(column))
         for number, (name, column) in enumerate(values.items())
     )
-    return JobPast(JOB, runs[-1][0], points, series)
+    return JobPast(JOB, points, series)
 
 
 def test_each_device_and_sdk_has_its_own_baseline_and_noise() -> None:

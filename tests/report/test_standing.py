@@ -174,7 +174,7 @@ def test_the_most_urgent_rows_come_first_and_flaky_ones_before_others() -> None:
 
 def test_a_night_has_counts_new_failures_and_changed_tools() -> None:
     def nightly_run(name: str, qnn: str, ended: int | None = 9) -> NightlyRun:
-        run = NightlyCell(f"{name}-run", name, "hardware", 5, ended, 0, "f")
+        run = NightlyCell(f"{name}-run", "hardware", 5, ended, "f")
         return NightlyRun(name, (run,), {"qnn": qnn, "commit": name})
 
     jobs = [grid_job("a", "fp"), grid_job("b", "ff"), grid_job("c", "·k")]

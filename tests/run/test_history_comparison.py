@@ -183,7 +183,7 @@ def findings(kind: str, facts: dict[str, str], *series: tuple[Series, Sequence[f
     count = len(series[0][1])
     runs = tuple(Point(f"run {n:02}", n, facts, kind, "v") for n in range(count))
     pasts = tuple(SeriesPast(number, one, tuple(values)) for number, (one, values) in enumerate(series))
-    found = compared_series(JobPast("a job", "device", runs, pasts), {})
+    found = compared_series(JobPast("a job", runs, pasts), {})
     return {one.series.series.metric: judge(one.series.series, one.values[:-1], one.values[-1]) for one in found}
 
 

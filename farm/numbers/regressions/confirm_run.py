@@ -350,7 +350,7 @@ def _family_key(compared: ComparedSeries) -> tuple[str, ...]:
     """Return what series have in common that may have stepped together: times of one device."""
     series = compared.series.series
     alone = () if series.scale is Scale.RATIO else (series.id,)
-    return compared.past.device, compared.points[-1].device_kind, series.metric, *alone
+    return compared.points[-1].device, compared.points[-1].device_kind, series.metric, *alone
 
 
 def _representatives_first(count: int, groups: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, tuple[int, ...]]]:

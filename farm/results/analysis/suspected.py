@@ -346,8 +346,6 @@ class DeviceShift(msgspec.Struct, frozen=True):
     metric: str
     change: float
     """Median over its series, a logarithm of the ratio."""
-    count: int
-    """Series that it was found in."""
     representatives: tuple[int, ...]
     """Observations with the most usual change: what to confirm for `programs_are_cause`."""
     reason: str
@@ -422,4 +420,4 @@ def _shift(key: tuple[str, str], members: Sequence[int], judgements: Sequence[Ju
     usual = sorted(members, key=lambda index: abs(judgements[index].change - middle))
     device, metric = key
     reason = f"{metric} of all {len(members)} series of {device} is off by {change_text(Scale.RATIO, middle)}"
-    return DeviceShift(device, metric, middle, len(members), tuple(usual[:REPRESENTATIVES]), reason)
+    return DeviceShift(device, metric, middle, tuple(usual[:REPRESENTATIVES]), reason)

@@ -26,11 +26,9 @@ class NightlyCell(msgspec.Struct, frozen=True):
     """Run of a nightly run, without its jobs."""
 
     run_id: str
-    name: str
     device_kind: str
     started_ms: int
     finished_ms: int | None
-    exit_code: int | None
     fingerprint: str
     """Hash of its fingerprint."""
     toolchain: RunToolchain | msgspec.UnsetType = msgspec.UNSET

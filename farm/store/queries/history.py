@@ -63,8 +63,6 @@ class JobPast(msgspec.Struct, frozen=True):
     """A job on one kind of device, run by run."""
 
     job_id: str
-    device: str
-    """Device of the newest run."""
     runs: tuple[Point, ...]
     """Runs, oldest first."""
     series: tuple[SeriesPast, ...]
@@ -367,7 +365,6 @@ def _past(
             by_series.setdefault(series_id, [math.nan] * len(rows))[index] = median
     return JobPast(
         job_id,
-        rows[-1].serial,
         tuple(_point_of_run(row, facts[row.fingerprint_hash]) for row in rows),
         tuple(SeriesPast(one, kinds[one], tuple(medians)) for one, medians in sorted(by_series.items())),
     )
