@@ -9,11 +9,10 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from farm.base.errors import InfraError
 from farm.base.processes import Supervisor, ending
 from farm.builds.bundles.cache import BundleCache, remove_leftovers
 from farm.builds.bundles.key import source_as_of_ns
@@ -191,18 +190,10 @@ class BuilderSlot:
         if self._template is not None:
             popen = self._template.acquire(compiler, job, self._timeout_s, lambda: self._gate.is_stopping)
         self._is_fork = popen is not None
-        try:
-            self._builder = self._start(compiler, popen)
-        except InfraError:
-            # The template may have exited meanwhile.
-            if popen is None:
-                raise
-            self._builder = self._start(compiler, None)
+        settings, log = self._settings, self._settings.log_folder / f"builder-{self._number}.log"
+        # Without a template, which may have exited meanwhile, the second attempt starts another or none.
+        self._builder = BuilderProcess(self._number, self._cache.root, compiler, settings.supervisor, log, popen)
         return self._builder
-
-    def _start(self, compiler: Compiler, popen: Callable[..., Any] | None) -> BuilderProcess:
-        log = self._settings.log_folder / f"builder-{self._number}.log"
-        return BuilderProcess(self._number, self._cache.root, compiler, self._settings.supervisor, log, popen)
 
 
 class BuilderGate:
