@@ -183,14 +183,14 @@ class Budget:
         self.end_s = time.monotonic() + length
         """On the clock of `time.monotonic`."""
         self.seconds = seconds
-        self.is_limited = seconds is not None
+        """Its length; None for no limit."""
         self.is_over = False
         """True once the budget ended during jobs."""
 
     @property
     def left_s(self) -> float | None:
         """Remaining seconds; None for an unlimited budget."""
-        return max(0.0, self.end_s - time.monotonic()) if self.is_limited else None
+        return max(0.0, self.end_s - time.monotonic()) if self.seconds is not None else None
 
     def cut(
         self,
@@ -205,7 +205,7 @@ class Budget:
 
         The most valuable fit first (`selection.by_value`); `devices` is how many there are of each SoC.
         """
-        if not self.is_limited:
+        if self.seconds is None:
             return list(planned), {}
         left = self.end_s - time.monotonic()
         by_id = {one.job.id: one for one in planned}
@@ -240,12 +240,10 @@ class Budget:
             stop()
             logger.info("%s is over: the running jobs are finished, and no further job starts", self._words)
 
-        if not self.is_limited:
-            yield
-            return
         timer = threading.Timer(max(0.0, self.end_s - time.monotonic()), end)
         timer.daemon = True
-        timer.start()
+        if self.seconds is not None:
+            timer.start()
         try:
             yield
         finally:

@@ -137,7 +137,7 @@ def _tuned(case: Case, precision: str, measured: list[_Measured]) -> TunedPrecis
     rows = [one for one in measured if one.view.precision == precision]
     tolerance = case.tolerance(precision)
     in_force = {reference: getattr(tolerance, reference) for reference in REFERENCES}
-    observations = [one for row in rows for one in __observed(row.attempt, row.place)]
+    observations = [one for row in rows for one in _observed(row.attempt, row.place)]
     try:
         limits = suggest_limits(observations, in_force)
     except ValueError as error:
@@ -159,7 +159,7 @@ def _tuned(case: Case, precision: str, measured: list[_Measured]) -> TunedPrecis
     )
 
 
-def __observed(attempt: Attempt, place: str) -> Iterator[MeasuredOutput]:
+def _observed(attempt: Attempt, place: str) -> Iterator[MeasuredOutput]:
     """Yield every output against every reference: each sample where it is kept, else the worst of them."""
     samples = {one.metric: one.samples for one in attempt.measurements}
     for comparison in attempt.comparisons:

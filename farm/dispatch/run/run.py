@@ -431,7 +431,7 @@ class _Run(RunSteps):
 
     def _fit(self, run_id: str, planned: list[PlannedJob], devices: Mapping[str, int]) -> list[PlannedJob]:
         """Return the jobs that there is time for, and note the others; `devices` are counted by SoC."""
-        if not self._budget.is_limited:
+        if self._budget.seconds is None:
             return planned
         planned, skipped = self._budget.cut(
             planned, self._past, devices=devices, builders=self._config.builders, first=self._first
