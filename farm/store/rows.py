@@ -16,6 +16,7 @@ import msgspec
 from sqlalchemy import Connection, Row, Table, select, update
 
 from farm.base.errors import StoreLostError
+from farm.base.grouping import grouped
 from farm.devices.device import Device, common_kind
 from farm.results.attempt import Attempt, Comparison, LayerComparison, Measurement, OperatorProfile, Verdict
 from farm.store import schema, values
@@ -75,7 +76,7 @@ def detail_rows(
     return rows
 
 
-def operators_of(rows: Iterable[Sequence[Any]]) -> dict[int, tuple[OperatorProfile, ...]]:
+def operators_of(rows: Iterable[Sequence[Any]]) -> dict[int, list[OperatorProfile]]:
     """Return profiles by attempt id; `rows` are ordered by position."""
     found: dict[int, list[OperatorProfile]] = {}
     # Unpacked, which is quicker than by name: a run may have a hundred thousand rows.
@@ -86,27 +87,18 @@ def operators_of(rows: Iterable[Sequence[Any]]) -> dict[int, tuple[OperatorProfi
             )
         row = OperatorProfile(node, delegate, unit, n, p50, least, greatest, share, module, source)
         found.setdefault(attempt_id, []).append(row)
-    return {attempt_id: tuple(operators) for attempt_id, operators in found.items()}
+    return found
 
 
-def layers_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[LayerComparison, ...]]:
-    """Return comparisons layer by layer, by attempt id; `rows` are ordered by position."""
-    return _details_of(LayerComparison, rows)
+def details_of(kind: type[_T], rows: Iterable[Row[Any]]) -> dict[int, list[_T]]:
+    """Return comparisons of a kind, of outputs or layers, by attempt id; `rows` are ordered by position."""
+    columns = [(name, field.column_name) for name, field in DETAIL_FIELDS[kind].items()]
 
+    def detail(row: Row[Any]) -> _T:
+        facts = {name: getattr(row, column) for name, column in columns}
+        return msgspec.convert(facts | dict.fromkeys(row.nan_figures, math.nan), kind, strict=False)
 
-def comparisons_of(rows: Iterable[Row[Any]]) -> dict[int, tuple[Comparison, ...]]:
-    """Return comparisons by attempt id; `rows` are ordered by position."""
-    return _details_of(Comparison, rows)
-
-
-def _details_of(kind: type[_T], rows: Iterable[Row[Any]]) -> dict[int, tuple[_T, ...]]:
-    names = {field.column_name: name for name, field in DETAIL_FIELDS[kind].items()}
-    found: dict[int, list[_T]] = {}
-    for row in rows:
-        facts = {name: getattr(row, column) for column, name in names.items()}
-        facts |= dict.fromkeys(row.nan_figures, math.nan)
-        found.setdefault(row.attempt_id, []).append(msgspec.convert(facts, kind, strict=False))
-    return {attempt_id: tuple(details) for attempt_id, details in found.items()}
+    return grouped((row.attempt_id, detail(row)) for row in rows)
 
 
 def verdict_of(row: Row[Any]) -> LastVerdict:
@@ -230,12 +222,7 @@ def insert_jobs(
 
 def insert_device(connection: Connection, run_id: str, device: Device, runtime: Mapping[str, str] | None = None) -> int:
     """Insert a device of a run with the versions of its runtime, and return its row id."""
-    row = {
-        "serial": values.clean(device.serial, values.NAME_LIMIT),
-        "soc": values.clean(device.soc, values.SOC_LIMIT),
-        "kind": values.clean(device.kind, values.KIND_LIMIT),
-        "build": values.clean(device.build, values.NAME_LIMIT),
-    }
+    row = fitted(schema.device, serial=device.serial, soc=device.soc, kind=device.kind, build=device.build)
     if device.soc_reported:
         runtime = {**(runtime or {}), "soc_reported": device.soc_reported}
     facts = runtime and {values.clean(name): values.clean(value) for name, value in runtime.items()}
@@ -335,8 +322,8 @@ def insert_attempt_rows(
         table: [] for table in (schema.comparison, schema.measurement, schema.counter, schema.op_profile, schema.layer)
     }
     artifacts = []
-    inserted = connection.execute(_inserting_attempts(connection.dialect.name), contents).all()
-    for attempt_id, run_job_id, digest in inserted:
+    inserting = _inserting(schema.attempt, connection.dialect.name, "id", "run_job_id", "digest")
+    for attempt_id, run_job_id, digest in connection.execute(inserting, contents).all():
         _, job_row_id, attempt, files = once[run_job_id, digest]
         keys = [(row.metric, row.unit, str(row.direction), row.exact) for row in attempt.measurements]
         if not known.get(job_row_id, {}).keys() >= set(keys):
@@ -349,12 +336,7 @@ def insert_attempt_rows(
         details[schema.op_profile] += detail_rows(attempt_id, attempt.operators)
         details[schema.layer] += detail_rows(attempt_id, attempt.layers)
         artifacts += [
-            {
-                "attempt_id": attempt_id,
-                "sha256": file.sha256,
-                "size": file.size,
-                "kind": values.clean(file.kind, values.SOC_LIMIT),
-            }
+            fitted(schema.artifact, attempt_id=attempt_id, sha256=file.sha256, size=file.size, kind=file.kind)
             for file in files
         ]
     for table, rows in details.items():
@@ -419,16 +401,24 @@ def case_versions(jobs: Sequence[Job]) -> dict[str, str]:
     return versions
 
 
+def fitted(table: Table, **columns: Any) -> dict[str, Any]:
+    """Return columns of a row with their texts in the width of the table, or within the limit of reasons."""
+    widths = {name: getattr(table.c[name].type, "length", None) or values.REASON_LIMIT for name in columns}
+    return {
+        name: values.clean(value, widths[name]) if isinstance(value, str) else value for name, value in columns.items()
+    }
+
+
 def insert_missing(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert the missing rows; several writers may do so at once."""
     if rows:
-        connection.execute(_inserting_ignoring(table, connection.dialect.name, returning=False), rows)
+        connection.execute(_inserting(table, connection.dialect.name), rows)
 
 
 def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> Any:
     """Insert a row and return its key; None for a row that exists already."""
     # RETURNING instead of the row count, which PostgreSQL's driver does not report here.
-    statement = _inserting_ignoring(table, connection.dialect.name, returning=True)
+    statement = _inserting(table, connection.dialect.name, *table.primary_key.columns.keys())
     return connection.execute(statement, row).scalar()
 
 
@@ -481,14 +471,9 @@ def _series_ids(connection: Connection, job_row_id: int, keys: Sequence[_SeriesK
 
 # Cached: an attempt needs such statements.
 @functools.cache
-def _inserting_attempts(dialect: str) -> Any:
-    row = schema.attempt.c
-    return _inserting_ignoring(schema.attempt, dialect, returning=False).returning(row.id, row.run_job_id, row.digest)
-
-
-@functools.cache
-def _inserting_ignoring(table: Table, dialect: str, *, returning: bool) -> Any:
+def _inserting(table: Table, dialect: str, *returned: str) -> Any:
+    """Return the statement that inserts missing rows, and returns these columns of them."""
     # Importing an unused dialect would take as long as opening the store.
     insert: Callable[[Table], Any] = import_module(f"sqlalchemy.dialects.{dialect}").insert
     statement = insert(table).on_conflict_do_nothing()
-    return statement.returning(*table.primary_key.columns) if returning else statement
+    return statement.returning(*(table.c[name] for name in returned)) if returned else statement

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, text
 from farm.base.errors import AgentRefusedError, RowRefusedError, StoreError
 from farm.policy.situation import Lease, usable
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
-from farm.store import rows, values
+from farm.store import rows, schema, values
 from farm.store.cluster.part import ClusterPart, notify
 from farm.store.cluster.records import Agent, AgentFacts, AgentId, Claimed, HeartbeatReply, Recovered
 from farm.store.cluster.shards import WAIT_AGAIN, decode_names, jobs_left, note_done
@@ -53,6 +53,7 @@ _TAKE_OVER = (
     text("UPDATE shard SET token = :token WHERE token = :before"),
 )
 _FACTS = text("UPDATE agent SET facts = :facts WHERE name = :name AND token = :token RETURNING name")
+_DEVICE_TEXTS = ("soc", "kind", "os", "serial", "name")
 _GONE_DEVICES = text("DELETE FROM agent_device WHERE agent = :agent AND device <> ALL(:devices)")
 # A device stays with its agent as long as that agent is alive.
 _DEVICE = text("""
@@ -236,9 +237,10 @@ class Agents(ClusterPart):
     def _write_devices(self, connection: Connection, agent: AgentId, facts: AgentFacts, now_ms: int) -> None:
         if not agent.may_lease:
             return
-        rows: list[dict[str, Any]] = [
+        devices: list[dict[str, Any]] = [
             {
-                **lease_rows.device_texts(device, "soc", "kind", "os", "serial", "name", "refused"),
+                **rows.fitted(schema.agent_device, **{name: getattr(device, name) for name in _DEVICE_TEXTS}),
+                "refused": values.clean(device.refused, values.NAME_LIMIT),
                 "device": lease_rows.device_key(device.id),
                 "agent": agent.name,
                 "labels": json.dumps([values.clean(label, values.NAME_LIMIT) for label in device.labels]),
@@ -246,10 +248,10 @@ class Agents(ClusterPart):
             }
             for device in sorted(facts.devices, key=lambda device: device.id)
         ]
-        connection.execute(_GONE_DEVICES, {"agent": agent.name, "devices": [row["device"] for row in rows]})
-        if rows:
-            connection.execute(_DEVICE, rows)
-            lease_rows.insert_free(connection, [row["device"] for row in rows])
+        connection.execute(_GONE_DEVICES, {"agent": agent.name, "devices": [row["device"] for row in devices]})
+        if devices:
+            connection.execute(_DEVICE, devices)
+            lease_rows.insert_free(connection, [row["device"] for row in devices])
 
 
 def agent_of(row: Row[Any], now_ms: int) -> Agent:

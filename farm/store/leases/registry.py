@@ -17,7 +17,7 @@ from farm.base.text import clean_text, one_line
 from farm.devices.device import RECOVERY, Device, Event, Health, HealthEvent
 from farm.devices.facts import DeviceStatus
 from farm.store import rows, schema, values
-from farm.store.leases.rows import device_key, device_texts, lease_row, lock_names
+from farm.store.leases.rows import device_key, lease_row, lock_names
 from farm.store.statements import Group
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _LABELS_LIMIT = 32
+_TEXTS = ("serial", "host", "soc", "kind", "os", "product")
 # Facts of a device that has no name, health event or status yet.
 _AS_NEW: dict[str, Any] = {
     **dict.fromkeys(("name", "service_note", "service_user"), ""),
@@ -221,15 +222,9 @@ class Registry(Group):
 
 
 def _event_row(event: HealthEvent, time_ms: int) -> dict[str, Any]:
-    return {
-        "device": device_key(event.device),
-        "event": values.clean(event.event, values.SOC_LIMIT),
-        "state": values.clean(event.state, values.KIND_LIMIT),
-        "reason": values.clean(event.reason),
-        "detail": {values.clean(name): _clean(value) for name, value in event.detail.items()},
-        "latency_ns": values.pack_floats(event.latency_ns),
-        "time_ms": time_ms,
-    }
+    detail = {values.clean(name): _clean(value) for name, value in event.detail.items()}
+    facts = {"detail": detail, "latency_ns": values.pack_floats(event.latency_ns), "time_ms": time_ms}
+    return rows.fitted(schema.health_event, **msgspec.structs.asdict(event) | facts)
 
 
 def _clean(value: str | float) -> str | float:
@@ -252,26 +247,22 @@ def _shown(text: str) -> str:
 
 def _seen_row(seen: Seen, now_ms: int) -> dict[str, Any]:
     device = seen.device
-    row: dict[str, Any] = {
-        **device_texts(device, "serial", "host", "soc", "kind", "os", "product"),
-        "state": values.clean(seen.state, values.SOC_LIMIT),
-        "last_seen_ms": now_ms,
-        "forgotten_ms": 0,
-    }
+    row = {name: getattr(device, name) for name in _TEXTS}
+    row |= {"state": seen.state, "last_seen_ms": now_ms, "forgotten_ms": 0}
     if device.name:
-        row["name"] = values.clean(device.name, values.NAME_LIMIT)
+        row["name"] = device.name
     if device.labels:
         row["labels"] = [values.clean(label, values.NAME_LIMIT) for label in device.labels[:_LABELS_LIMIT]]
     if seen.status is not None:
         row["status"] = msgspec.to_builtins(seen.status)
-    return row
+    return rows.fitted(schema.device_state, **row)
 
 
 def _change(connection: Connection, device: str, facts: Mapping[str, Any]) -> None:
     """Change the row of a device; creates a missing row."""
     key = device_key(device)
-    texts = dict.fromkeys(("serial", "host", "soc", "kind", "os", "product", "state"), "")
-    rows.insert_missing(connection, schema.device_state, [{**texts, **_AS_NEW, "id": key, "last_seen_ms": 0}])
+    new = {**dict.fromkeys((*_TEXTS, "state"), ""), **_AS_NEW, "id": key, "last_seen_ms": 0}
+    rows.insert_missing(connection, schema.device_state, [new])
     connection.execute(update(schema.device_state).where(schema.device_state.c.id == key).values(dict(facts)))
 
 

@@ -23,9 +23,6 @@ _SOC_LOCK = 0x736F63
 # Uptime of the server in milliseconds: holders could not renew leases before, and may still return for them.
 _UP_MS = "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000"
 
-_WIDTHS = {"soc": values.SOC_LIMIT, "kind": values.KIND_LIMIT, "os": values.KIND_LIMIT}
-"""Widths of the texts of devices, where they are no names."""
-
 # Statements are built once: waiting processes execute them three times a second.
 _lease_row, _waiter_row, _state_row = schema.lease.c, schema.waiter.c, schema.device_state.c
 LEASE_COLUMNS = (*schema.lease.c, _lease_row.user_name.label("user"))
@@ -131,11 +128,6 @@ def require_live(connection: Connection, device: str, fence: int, now_ms: int) -
 def device_key(device: str) -> str:
     """Return the id of a device in the form of its column."""
     return values.clean(device, values.NAME_LIMIT)
-
-
-def device_texts(facts: object, *columns: str) -> dict[str, str]:
-    """Return texts of a device in the form of their columns."""
-    return {name: values.clean(getattr(facts, name), _WIDTHS.get(name, values.NAME_LIMIT)) for name in columns}
 
 
 def encode_devices(devices: Iterable[str]) -> str:

@@ -192,7 +192,7 @@ class HistoryReader(Group):
 
         Raises UsageError where none has a profile.
         """
-        operators: dict[int, tuple[OperatorProfile, ...]] = {}
+        operators: dict[int, list[OperatorProfile]] = {}
         files: dict[int, list[ArtifactRecord]] = {}
         with self._database.reading() as connection:
             jobs = matching_jobs(connection, job_pattern, run_id=run_id)
@@ -214,7 +214,7 @@ class HistoryReader(Group):
             struct_of(
                 ProfileRecord,
                 row,
-                operators=operators.get(row.attempt_id, ()),
+                operators=tuple(operators.get(row.attempt_id, ())),
                 artifacts=tuple(files.get(row.attempt_id, ())),
             )
             for row in found

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Connection, Row, select
 
 from farm.base.errors import FIRST_RUN, UnknownNameError, UsageError
-from farm.results.attempt import Attempt, Direction, Measurement, Verdict
+from farm.results.attempt import Attempt, Comparison, Direction, LayerComparison, Measurement, Verdict
 from farm.store import schema, values
 from farm.store.attempt_fields import ATTEMPT_FIELDS, attempt_of
 from farm.store.postgresql import user_of
@@ -26,7 +26,7 @@ from farm.store.records import (
     Purpose,
     RunView,
 )
-from farm.store.rows import comparisons_of, layers_of, operators_of, verdict_of
+from farm.store.rows import details_of, operators_of, verdict_of
 from farm.store.statements import Group, chunks, in_parts, statement, struct_of
 
 # Newest results of jobs over all runs: a table of all jobs, and the results of a failed case on other targets.
@@ -121,11 +121,11 @@ def _results(connection: Connection, run_job_ids: Collection[int], newer: dict[i
     rows = connection.execute(statement("status.results"), {"ids": run_job_ids}).all()
     ids = [row.attempt_id for row in rows]
     brief = {row["id"]: row for row in connection.execute(_BRIEF.where(schema.attempt.c.id.in_(ids))).mappings()}
-    comparisons = comparisons_of(connection.execute(statement("status.comparisons"), {"attempts": ids}))
+    comparisons = details_of(Comparison, connection.execute(statement("status.comparisons"), {"attempts": ids}))
 
     def brief_attempt(row: Row[Any]) -> Attempt:
-        details = {"comparisons": comparisons.get(row.attempt_id, ())}
-        return attempt_of(brief[row.attempt_id], row.job_id, row.serial, **details)
+        figures = tuple(comparisons.get(row.attempt_id, ()))
+        return attempt_of(brief[row.attempt_id], row.job_id, row.serial, comparisons=figures)
 
     return [
         struct_of(
@@ -361,9 +361,9 @@ def attempts_of(connection: Connection, run_id: str, job: int = 0) -> list[tuple
     of_run = {"run": run_id, "job": job}
     # Attempts are read first: rows recorded meanwhile give details without an attempt, never the other way round.
     rows = connection.execute(statement("runs.attempts"), of_run).all()
-    comparisons = comparisons_of(connection.execute(statement("runs.comparisons"), of_run))
+    comparisons = details_of(Comparison, connection.execute(statement("runs.comparisons"), of_run))
     operators = operators_of(connection.execute(statement("runs.operators"), of_run))
-    layers = layers_of(connection.execute(statement("runs.layers"), of_run))
+    layers = details_of(LayerComparison, connection.execute(statement("runs.layers"), of_run))
     measurements = _measurements(connection, of_run)
     return [
         (
@@ -372,10 +372,10 @@ def attempts_of(connection: Connection, run_id: str, job: int = 0) -> list[tuple
                 row._mapping,  # noqa: SLF001 - public in SQLAlchemy
                 row.job_id,
                 row.serial,
-                comparisons=comparisons.get(row.id, ()),
+                comparisons=tuple(comparisons.get(row.id, ())),
                 measurements=tuple(one for _, one in sorted(measurements.get(row.id, {}).items())),
-                operators=operators.get(row.id, ()),
-                layers=layers.get(row.id, ()),
+                operators=tuple(operators.get(row.id, ())),
+                layers=tuple(layers.get(row.id, ())),
             ),
         )
         for row in rows
