@@ -7,7 +7,7 @@ import secrets
 from enum import StrEnum
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, true
+from sqlalchemy import ColumnElement, delete, func, insert, select, true
 
 from farm.base.errors import UnknownNameError, UsageError
 from farm.store import rows, schema, values
@@ -63,14 +63,7 @@ class Accounts(Group):
             raise UsageError(f"account {name[:60]!r}: a name has printable characters, at most {values.NAME_LIMIT}")
         token = f"{_PREFIX}{secrets.token_urlsafe(32)}"
         row = {"name": name, "role": str(role), "token_hash": _hash(token), "created_ms": rows.now_ms()}
-
-        def write(connection: Connection) -> bool:
-            if connection.scalar(select(schema.account.c.name).where(schema.account.c.name == name)) is not None:
-                return False
-            connection.execute(insert(schema.account), [row])
-            return True
-
-        if not self._database.write(write):
+        if self._database.write(lambda connection: rows.insert_new(connection, schema.account, row)) is None:
             raise UsageError(f"account {name!r} exists: 'farm lab accounts --remove NAME --yes' ends it and its token")
         return token
 

@@ -154,10 +154,7 @@ class Pruning(Group):
         with self._database.reading() as connection:
             if connection.dialect.name != "sqlite":
                 return ""
-            pages, free, size = (
-                connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
-                for name in ("page_count", "freelist_count", "page_size")
-            )
+            pages, free, size = _pragmas(connection, "page_count", "freelist_count", "page_size")
             run = schema.run.c
             since = self._clock(connection) - _QUIET_MS
             writing = select(run.id).where(run.finished_ms.is_(None), run.started_ms > since).limit(1)
@@ -184,15 +181,12 @@ def _going_on(connection: Connection, run_ids: Collection[str], now_ms: int) -> 
     since = now_ms - _QUIET_MS
     unfinished = select(run.id).where(run.id.in_(run_ids), run.finished_ms.is_(None), run.started_ms > since)
     recorded = (
-        select(run_job.run_id)
-        .join(schema.attempt)
-        .where(run_job.run_id.in_(run_ids), attempt.recorded_ms > since)
-        .distinct()
+        select(run_job.run_id).join(schema.attempt).where(run_job.run_id.in_(run_ids), attempt.recorded_ms > since)
     )
     order = schema.run_order.c
     # An open order may wait for a device without a time limit.
     waiting = select(order.run_id).where(order.run_id.in_(run_ids), order.state == "open")
-    return {*connection.scalars(unfinished), *connection.scalars(recorded), *connection.scalars(waiting)}
+    return set(connection.scalars(unfinished.union(recorded, waiting)))
 
 
 def _remove_order(connection: Connection, run_id: str) -> None:
@@ -250,11 +244,13 @@ def _parents(table: Table) -> list[Column[Any]]:
     ]
 
 
+def _pragmas(connection: Connection, *names: str) -> list[int]:
+    return [int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()) for name in names]
+
+
 def _database_bytes(connection: Connection) -> int:
     if connection.dialect.name == "sqlite":
-        pages, size = (
-            connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("page_count", "page_size")
-        )
-        return int(pages) * int(size)
+        pages, size = _pragmas(connection, "page_count", "page_size")
+        return pages * size
     sizes = " + ".join(f"pg_total_relation_size('{table.name}')" for table in schema.metadata.sorted_tables)
     return int(connection.scalar(text(f"SELECT {sizes}")) or 0)

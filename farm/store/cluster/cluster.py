@@ -107,12 +107,8 @@ class NightlyStarts(ClusterPart):
         Only the newest nightly run of the name counts, and only if it was due after `since_ms`.
         """
         wanted = {"agent": agent.name, "token": agent.token, "name": name, "since_ms": since_ms}
-
-        def change(connection: Connection) -> NightlyStart | None:
-            row = connection.execute(_TAKE_UP, wanted).first()
-            return None if row is None else NightlyStart(*row)
-
-        return self._database.write(change)
+        row = self._database.write(lambda connection: connection.execute(_TAKE_UP, wanted).first())
+        return None if row is None else NightlyStart(*row)
 
     def end(self, agent: AgentId, name: str, due_ms: int, *, exit_code: int | None, why: str, stopped: bool) -> None:
         """Record the end of a nightly run that this agent started; `stopped`: the agent ended first."""

@@ -68,16 +68,10 @@ class NamedFiles(Group):
     def lose_bundle(self, key: str, archive: str, why: str) -> None:
         """Mark the archive of a bundle as lost or damaged, so that the next run with the bundle has it made again."""
         reply = BuildReply(key, ok=False, seconds=0.0, reason=f"the bundle is lost: {why}", infra=True)
-
-        def change(connection: Connection) -> None:
-            build = schema.build.c
-            connection.execute(
-                update(schema.build)
-                .where(build.key == key, build.state == "built", build.archive == archive)
-                .values(state="failed", archive="", nbytes=0, reply=msgspec.json.encode(reply).decode())
-            )
-
-        self._database.write(change)
+        build, text = schema.build.c, msgspec.json.encode(reply).decode()
+        known = update(schema.build).where(build.key == key, build.state == "built", build.archive == archive)
+        lost = known.values(state="failed", archive="", nbytes=0, reply=text)
+        self._database.write(lambda connection: connection.execute(lost))
 
 
 def _unused_builds(connection: Connection, now_ms: int) -> list[str]:

@@ -172,7 +172,7 @@ class Objects:
             self.fetch(name, folder / CONTENT)
             (folder / CONTENT).chmod(0o555)
 
-        path = published(self._cached(name), fill, lambda folder: _is_whole(folder / CONTENT, name)) / CONTENT
+        path = published(self._root / name[:2] / name, fill, lambda folder: _is_whole(folder / CONTENT, name)) / CONTENT
         # Note the time of use, for pruning; a file of root refuses that and is readable all the same.
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -254,9 +254,6 @@ class Objects:
         finally:
             local.close()
         return digest.hexdigest() == name
-
-    def _cached(self, name: str) -> Path:
-        return self._root / name[:2] / name
 
 
 def open_objects(config: Config, *, patience_s: float | None = None) -> Objects:
