@@ -110,19 +110,21 @@ def storable(text: str) -> str:
     return text.replace("\0", "\u2400").encode("utf-8", "backslashreplace").decode()
 
 
-def jsonable(value: Any) -> Any:
+def jsonable(value: Any, *, one_zero: bool = False) -> Any:
     """Return builtins for JSON: numbers that are not finite become the strings `inf`, `-inf` and `nan`.
 
-    Lone surrogates are spelled out.
+    Lone surrogates are spelled out. With `one_zero` negative zero becomes zero.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, float) and one_zero:
+        return value + 0.0
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {jsonable(key): jsonable(item) for key, item in value.items()}
+        return {jsonable(key): jsonable(item, one_zero=one_zero) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
+        return [jsonable(item, one_zero=one_zero) for item in value]
     return value
 
 
@@ -290,21 +292,15 @@ def bounded_toolchain(toolchain: RunToolchain) -> RunToolchain:
     )
 
 
-def _purpose_of(row: Row[Any]) -> Purpose:
-    """Return the purpose of the run of a row of `run`."""
-    if row.priority == Purpose.NIGHTLY:
-        return Purpose.NIGHTLY
-    return Purpose.LOCAL if row.run_private else Purpose.MANUAL
-
-
 def run_facts(row: Row[Any]) -> dict[str, Any]:
     """Return the facts of a row of `run` that its records call otherwise, by the names of their fields."""
+    by_hand = Purpose.LOCAL if row.run_private else Purpose.MANUAL
     return {
         "run_id": row.id,
         "user": row.user_name,
         "toolchain": toolchain_of(row),
         "name": row.run_name,
-        "purpose": _purpose_of(row),
+        "purpose": Purpose.NIGHTLY if row.priority == Purpose.NIGHTLY else by_hand,
         "began": row.run_began,
     }
 

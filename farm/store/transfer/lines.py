@@ -5,7 +5,6 @@ The types have the bounds of the store, so that no other content gets in.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -335,9 +334,8 @@ def encode(kind: type[msgspec.Struct], facts: Mapping[str, Any]) -> bytes:
     for comparison in builtins.get("comparisons", ()):
         if not comparison["name"]:
             del comparison["name"]
-    row = {
-        name: _column(value) if name != "measurements" else values.jsonable(value) for name, value in builtins.items()
-    }
+    # Columns have one zero, as in SQLite: all stores export a run alike. Samples are bytes there.
+    row = {name: values.jsonable(value, one_zero=name != "measurements") for name, value in builtins.items()}
     if "fingerprint" in row:
         row["fingerprint"] = dict(sorted(row["fingerprint"].items()))
     # Control characters are escaped, because users look at exports in a terminal.
@@ -395,14 +393,3 @@ def _refuse_newer(data: bytes) -> None:
         return
     if layout > LAYOUT:
         raise ValueError(f"is of a newer farm (layout {layout}, this one knows {LAYOUT}): update farm")
-
-
-def _column(value: Any) -> Any:
-    """Return a column's value for JSON. Negative zero becomes zero, as in SQLite: all stores export a run alike."""
-    if isinstance(value, float):
-        return value + 0.0 if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {name: _column(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_column(item) for item in value]
-    return value
