@@ -11,6 +11,7 @@ from farm.base.machine import user_name
 from farm.devices.device import Device
 from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Direction, Measurement, Stage, Verdict
+from farm.store.leases.leasing import Leases
 from farm.store.records import ArtifactRecord, RunRecord
 from farm.store.store import Store
 from farm.suites.suite import Job
@@ -74,8 +75,13 @@ def record_run(
     return run_id
 
 
+def ask(leases: Leases, *devices: str, **changes: Any) -> str:
+    """Let another process, a person's run, wait for one of the devices; return the token of its request."""
+    usual = {"count": 1, "user": "ada", "host": "bench", "pid": 7, "purpose": "farm run", "priority": Priority.PERSON}
+    return leases.request(devices, **{**usual, "ttl_s": 10.0, **changes})
+
+
 def take(store: Store, device: str, user: str = "ci", **changes: Any) -> None:
     """Lease a device to a nightly run of another process."""
-    asked = {"count": 1, "host": "bench", "pid": 7, "purpose": "farm run", "priority": Priority.NIGHTLY}
-    token = store.leases.request([device], user=user, ttl_s=300, **asked | changes)
+    token = ask(store.leases, device, user=user, ttl_s=300, priority=Priority.NIGHTLY, **changes)
     assert store.leases.poll(token, ttl_s=300)

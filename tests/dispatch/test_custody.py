@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from made import device
+from made_runs import ask
 from stub_dispatch import Bench, fails_here, given_up, unfit
 from waiting import until
 
@@ -81,9 +82,7 @@ class User:
     def __init__(self, bench: Shared, wanted: Device) -> None:
         """Ask for a device."""
         self._leases, self._held = bench.store.leases, list[Lease]()
-        self._token = self._leases.request(
-            [wanted.id], count=1, user="other", host="h", pid=1, purpose="theirs", priority=Priority.PERSON, ttl_s=60
-        )
+        self._token = ask(self._leases, wanted.id, user="other", purpose="theirs", ttl_s=60)
 
     def has_it(self) -> bool:
         """Take the device if it is free; return whether this user has it."""

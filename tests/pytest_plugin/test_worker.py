@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 from farm_home import FarmHome
+from made_runs import ask
 from pytest_sessions import jobs_of, run_tests
 
 from farm.base.config.settings import LeaseConfig
@@ -32,7 +33,6 @@ from farm.dispatch.pytest_plugin.lease import DeviceLease, release_of
 from farm.dispatch.pytest_plugin.runner import Bundles, DeviceProgram, Runner
 from farm.dispatch.pytest_plugin.scheduling import GroupScheduling
 from farm.dispatch.pytest_plugin.worker import WrongNumbersError
-from farm.policy.situation import Priority
 from farm.results.attempt import Attempt, Cause, Stage, Verdict
 from farm.store.leases.registry import Seen
 from farm.store.store import open_store
@@ -109,9 +109,8 @@ def test_a_worker_exchanges_its_device_for_a_free_one(plan: PlanStub, worker: Wo
     lease = worker(0)
     assert lease.wanted_elsewhere() == []
     with open_store(plan.lease_store) as store:
-        words = {"count": 1, "user": store.user, "priority": Priority.PERSON, "ttl_s": 30.0}
-        mine = {"host": socket.gethostname(), "pid": os.getpid() + 1, "purpose": plan.purpose}
-        store.leases.request([plan.devices[0].id], **words, **mine)
+        mine = {"user": store.user, "host": socket.gethostname(), "pid": os.getpid() + 1, "purpose": plan.purpose}
+        ask(store.leases, plan.devices[0].id, **mine)
         assert lease.wanted_elsewhere() == [plan.devices[1]]
         worker(1)
         assert lease.wanted_elsewhere() == [], "no device is free"

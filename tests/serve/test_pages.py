@@ -14,11 +14,11 @@ import made
 import msgspec
 import pytest
 from farm_home import FarmHome
+from made_runs import ask
 from prometheus_client.parser import text_string_to_metric_families
 from recipe import recipe_code
 
 from farm.base.config.settings import Config
-from farm.policy.situation import Priority
 from farm.report.formats.run_json import parse_json
 from farm.serve import app
 from farm.serve.metrics import StoreCollector
@@ -118,9 +118,7 @@ def test_progress_states_and_who_waits_are_told(server: Server, filled: Filled) 
     filled.record(filled.jobs[1])
     changed = server.json("/api/v1/progress")
     assert [run["done"] for run in changed["runs"] if run["run_id"] == filled.live] == [2]
-    token = filled.store.leases.request(
-        ["R5CX1"], count=1, user="<b>eve", host="bench", pid=1, purpose="farm lease", priority=Priority.PERSON, ttl_s=60
-    )
+    token = ask(filled.store.leases, "R5CX1", user="<b>eve", purpose="farm lease", ttl_s=60)
     page, answer = server.get("/devices").text, server.json("/devices")
     assert '<th scope="row">&lt;b&gt;eve</th><td>pixel-left</td>' in page
     [waiting] = answer["waiting"]

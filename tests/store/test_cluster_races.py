@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from made_runs import ask
 from msgspec.structs import replace
 from shared_rows import (
     SOC,
@@ -138,8 +139,7 @@ def expire_leases(store: Store) -> None:
 
 def request(store: Store, ttl_s: float = TTL_S) -> str:
     """Let a person wait for the device `h1-0`."""
-    wish = {"count": 1, "user": "eve", "host": "x", "pid": 1, "purpose": "shell", "priority": Priority.PERSON}
-    return store.leases.request(["h1-0"], **wish, ttl_s=ttl_s)  # type: ignore[arg-type]
+    return ask(store.leases, "h1-0", user="eve", ttl_s=ttl_s)
 
 
 def test_a_shard_that_is_held_elsewhere_is_not_taken_up_again(store: Store) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import take
 from stores import plans, statements
 
 from farm.base.errors import FIRST_RUN, StoreError, UnknownNameError, UsageError
-from farm.policy.situation import Priority
 from farm.results.analysis.history import LOOKED_AT, Reliability
 from farm.results.attempt import Direction, Measurement, OperatorProfile, Stage, Verdict
-from farm.store.records import ArtifactRecord, BuildRecord, JobFile, RunRecord
+from farm.store.records import ArtifactRecord, JobFile, RunRecord
 from farm.store.rows import now_ms
 from farm.store.store import Store
 from farm.suites.suite import Job
@@ -202,8 +202,6 @@ def test_a_record_of_an_unknown_run_or_job_is_refused(sqlite_store: Store) -> No
     run_id = make.begin(sqlite_store, job)
     with pytest.raises(StoreError, match="has no job"):
         sqlite_store.record_attempt(run_id, make.attempt(other))
-    with pytest.raises(StoreError, match="has no job"):
-        sqlite_store.record_builds(run_id, [BuildRecord(other.id, seconds=1.0, cached=False, bundle_key="")])
 
 
 def test_history_never_mixes_virtual_and_hardware(store: Store) -> None:
@@ -331,10 +329,7 @@ def test_the_queries_in_the_documentation_run(sqlite_store: Store, tmp_path: Pat
         job, device="phone-1", verdict=Verdict.FAILED, reason="sqnr", stage=Stage.NUMERICS, operators=tuple(nodes)
     )
     sqlite_store.record_attempt(run_id, failed)
-    token = sqlite_store.leases.request(
-        ["phone-1"], count=1, user="ada", host="bench", pid=7, purpose="farm run", priority=Priority.PERSON, ttl_s=60
-    )
-    assert sqlite_store.leases.poll(token, ttl_s=60)
+    take(sqlite_store, "phone-1", "ada")
     document = (Path(__file__).parents[2] / "docs/reference/store.md").read_text()
     queries = re.findall(r"```sql\n(.*?)```", document, re.DOTALL)
     connection = sqlite3.connect(tmp_path / "farm.db")

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from made_runs import ask
 from sqlalchemy import Connection, delete, func, select, text
 
 from farm.base.errors import LeaseLostError
@@ -70,13 +71,6 @@ def clock() -> SetClock:
 def store(address: str, clock: SetClock) -> Iterator[Store]:
     with Store(Database(address), clock) as opened:
         yield opened
-
-
-def ask(leases: Leases, *devices: str, user: str = "ada", count: int = 1, nightly: bool = False) -> str:
-    priority = Priority.NIGHTLY if nightly else Priority.PERSON
-    return leases.request(
-        devices, count=count, user=user, host="bench", pid=7, purpose="farm run", priority=priority, ttl_s=TTL_S
-    )
 
 
 def get(leases: Leases, device: str, user: str = "ada") -> Lease:
@@ -156,8 +150,8 @@ class Interleavings(RuleBasedStateMachine):
     def comes(self, user: str, nightly: bool, devices: tuple[str, ...], count: int) -> None:
         # Two requests in the same millisecond would be ordered by token, which differs in every example.
         self.clock.now_ms += 1
-        token = ask(self.leases, *devices, user=user, count=count, nightly=nightly)
         priority = Priority.NIGHTLY if nightly else Priority.PERSON
+        token = ask(self.leases, *devices, user=user, count=count, priority=priority)
         now_ms = self.clock.now_ms
         self.processes.append(Process(token, user, priority, devices, count, now_ms, now_ms))
         self.poll(self.processes[-1])
@@ -346,9 +340,7 @@ def test_a_lease_names_its_holder_and_a_waiter_may_change_its_wish(store: Store,
 
 def test_a_waiter_counts_for_a_fifth_of_the_configured_lease(sqlite_store: Store) -> None:
     with Store(Database(sqlite_store._database.name), clock := SetClock()) as store:
-        store.leases.request(
-            ["d1"], count=1, user="ada", host="bench", pid=7, purpose="farm run", priority=Priority.PERSON, ttl_s=60
-        )
+        ask(store.leases, "d1", ttl_s=60)
         clock.now_ms += 11_999
         assert [one.user for one in store.leases.waiting()] == ["ada"]
         clock.now_ms += 1

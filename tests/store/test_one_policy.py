@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import made_runs
 import pytest
 from click.testing import CliRunner
 from log_lines import LogLines
@@ -33,10 +35,8 @@ def shared(shared_address: str) -> Iterator[Store]:
         yield opened
 
 
-def ask(store: Store, *devices: str, user: str = "ada", count: int = 1) -> str:
-    return store.leases.request(
-        devices, count=count, user=user, host="desk", pid=7, purpose="farm lease", priority=Priority.PERSON, ttl_s=TTL_S
-    )
+def ask(store: Store, *devices: str, **changes: Any) -> str:
+    return made_runs.ask(store.leases, *devices, purpose="farm lease", ttl_s=TTL_S, **changes)
 
 
 def phone(number: int, labels: tuple[str, ...] = ()) -> Device:

@@ -60,16 +60,22 @@ def _set_revision(path: Path, revision: str) -> None:
     _execute(path, f"UPDATE {VERSION_TABLE} SET version_num = '{revision}'")  # noqa: S608
 
 
-def _refusal(address: str | Path, *, readonly: bool = False) -> str:
-    with pytest.raises(StoreError) as caught:
+PASSWORD = "s3cret/pass word"
+QUOTED = "s3cret%2Fpass%20word"
+
+
+def refusal(address: str | Path, *, readonly: bool = False) -> str:
+    """Return the message for an address, after a check that it shows no password."""
+    with pytest.raises((StoreError, UsageError)) as caught:
         open_store(address, readonly=readonly)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    text = str(caught.value)
+    assert not any(part in text for part in (PASSWORD, QUOTED, "\n"))
+    return text
 
 
 def test_a_store_is_made_where_none_is_and_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "folder to be made" / "with 100% ?#" / "farm.db"
-    assert f"no store yet: '{FIRST_RUN}' makes one" in _refusal(path, readonly=True)
+    assert f"no store yet: '{FIRST_RUN}' makes one" in refusal(path, readonly=True)
     assert list(tmp_path.iterdir()) == []
     for _ in range(2):
         with open_store(path) as store:
@@ -99,7 +105,7 @@ def test_a_file_without_a_way_to_this_schema_is_refused_and_left_alone(tmp_path:
             path.unlink(missing_ok=True)
             _set_revision(path, schema)
         before = path.read_bytes()
-        message = _refusal(path, readonly=readonly)
+        message = refusal(path, readonly=readonly)
         assert event in message
         assert step in message
         assert path.read_bytes() == before
@@ -107,7 +113,7 @@ def test_a_file_without_a_way_to_this_schema_is_refused_and_left_alone(tmp_path:
 
 def test_an_older_schema_is_not_brought_up_to_date_by_a_reader(tmp_path: Path) -> None:
     _set_revision(tmp_path / "farm.db", "0015")
-    assert "older farm: 'farm devices' brings it up to date" in _refusal(tmp_path / "farm.db", readonly=True)
+    assert "older farm: 'farm devices' brings it up to date" in refusal(tmp_path / "farm.db", readonly=True)
 
 
 def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -115,22 +121,22 @@ def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
     # The tables have the columns of a newer revision already.
     _set_revision(path, "0017")
     rows = _execute(path, "SELECT * FROM sqlite_master")
-    assert "no such column" in _refusal(path)
+    assert "no such column" in refusal(path)
     assert _execute(path, "SELECT * FROM sqlite_master") == rows
 
 
 def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.db"
     _execute(other, "CREATE TABLE bookmarks (url TEXT)")
-    assert "database of another program" in _refusal(other)
+    assert "database of another program" in refusal(other)
     assert _execute(other, "SELECT name FROM sqlite_master") == [("bookmarks",)]
     damaged = tmp_path / "damaged.db"
     place_store(damaged)
     content = damaged.read_bytes()
     damaged.write_bytes(content[:100] + b"\xff" * (len(content) - 100))
-    assert "is damaged: restore it" in _refusal(damaged)
-    assert "cannot be opened" in _refusal(tmp_path)
-    message = _refusal(other / "farm.db")
+    assert "is damaged: restore it" in refusal(damaged)
+    assert "cannot be opened" in refusal(tmp_path)
+    message = refusal(other / "farm.db")
     assert "cannot be made: " in message
     assert "farm.toml" in message
 
@@ -142,7 +148,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     if os.access(folder, os.W_OK):
         # Root may write everywhere except in file systems of the kernel.
         folder = Path("/proc/self")
-    assert "farm.toml (store) or $FARM_STORE" in _refusal(folder / "farm.db")
+    assert "farm.toml (store) or $FARM_STORE" in refusal(folder / "farm.db")
 
 
 @pytest.mark.parametrize("address", ["mysql://host/db", "sqlite://", "sqlite:///:memory:", "x://", "://", "", "a\0b"])
@@ -294,10 +300,6 @@ def test_a_store_on_a_network_file_system_is_refused_before_anything_is_made(
 # Stores on PostgreSQL over the network: passwords, TLS, and the message for a database without a store.
 
 
-PASSWORD = "s3cret/pass word"
-QUOTED = "s3cret%2Fpass%20word"
-
-
 class Server(NamedTuple):
     """PostgreSQL that requires TLS and a password over the network."""
 
@@ -330,17 +332,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             connection.execute("CREATE DATABASE lab OWNER ann")
             connection.execute("CREATE DATABASE empty OWNER ann")
         yield Server(port, certificate)
-
-
-def refusal(url: str, *, readonly: bool = False) -> str:
-    """Return the message for an address, after a check that it shows no password."""
-    with pytest.raises((StoreError, UsageError)) as caught:
-        open_store(url, readonly=readonly)
-    text = str(caught.value)
-    assert PASSWORD not in text
-    assert QUOTED not in text
-    assert "\n" not in text
-    return text
 
 
 def test_a_store_over_tls_with_the_server_checked(server: Server, tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ LOGINS = {
     "web": "farm_server", "vic": "farm_reader",
 }  # fmt: skip
 
+COLUMNS = {name: next(iter(table.c)).name for name, table in sorted(metadata.tables.items())}
+"""A column of each table."""
+
 LONG_S = 600.0
 """Lease duration that no slow machine outlasts."""
 
@@ -305,14 +308,13 @@ def test_a_build_host_writes_nothing_but_bundles_and_itself(lab: Lab, stores: di
     run_id = submit(stores["web"], shards(1), "ada", builds=[NewBuild(key(0), "tools", job(0), {})])
     agent(stores["host1"])
     maker = stores["hostc"]
-    columns = {name: next(iter(table.c)).name for name, table in sorted(metadata.tables.items())}
     refuse(
         lab,
         "hostc",
-        *(f"INSERT INTO {table} SELECT * FROM {table}" for table in columns),
-        *(f"DELETE FROM {table}" for table in columns),
-        *(f"UPDATE {table} SET {column} = NULL" for table, column in columns.items()),
-        *(f"SELECT * FROM {table}" for table in columns if table not in ("agent", "build", "build_wanted")),
+        *(f"INSERT INTO {table} SELECT * FROM {table}" for table in COLUMNS),
+        *(f"DELETE FROM {table}" for table in COLUMNS),
+        *(f"UPDATE {table} SET {column} = NULL" for table, column in COLUMNS.items()),
+        *(f"SELECT * FROM {table}" for table in COLUMNS if table not in ("agent", "build", "build_wanted")),
         "SELECT * FROM procrastinate_fetch_job_v2(NULL, 1)",
         *(f"SELECT {name}('{{}}')" for name in ("farm_finish_runs", "farm_drop_builds", "farm_apply_builds")),
         "SELECT procrastinate_finish_job_v1(1, 'failed', true)",
@@ -396,16 +398,15 @@ def test_a_reader_reads_and_writes_nothing(lab: Lab, stores: dict[str, Store]) -
     assert vic.runs.view(run_id).user == "ada"
     assert vic.cluster.queue()
     assert vic.devices.all() == []
-    columns = {name: next(iter(table.c)).name for name, table in sorted(metadata.tables.items())}
     calls = ("farm_finish_runs('{}')", "farm_remove_ended_messages(0)", "farm_retry_messages(0)",
              "procrastinate_fetch_job_v2('{}', 1)", "procrastinate_finish_job_v1(1, 'failed', true)")  # fmt: skip
     refuse(
         lab,
         "vic",
-        *(f"INSERT INTO {table} SELECT * FROM {table} WHERE false" for table in columns),
-        *(f"DELETE FROM {table} WHERE false" for table in columns),
-        *(f"SELECT * FROM {table} FOR UPDATE" for table in columns),
-        *(f"UPDATE {table} SET {column} = {column} WHERE false" for table, column in columns.items()),
+        *(f"INSERT INTO {table} SELECT * FROM {table} WHERE false" for table in COLUMNS),
+        *(f"DELETE FROM {table} WHERE false" for table in COLUMNS),
+        *(f"SELECT * FROM {table} FOR UPDATE" for table in COLUMNS),
+        *(f"UPDATE {table} SET {column} = {column} WHERE false" for table, column in COLUMNS.items()),
         *(f"SELECT {call}" for call in calls),
     )
     with refused("permission denied"):

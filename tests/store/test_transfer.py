@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -52,16 +53,13 @@ def exported(store: Store, *run_ids: str) -> bytes:
 
 def imported(store: Store, tmp_path: Path, *exports: bytes) -> tuple[list[str], list[str]]:
     """Import exports, and return the ids of added runs and of runs that the store had."""
-    files = []
-    for number, data in enumerate(exports):
-        path = tmp_path / f"export-{number}.jsonl"
-        path.write_bytes(data)
-        files.append(LineFile(str(path)))
-    try:
-        added, present = import_runs(store.transfer, runs_in(files))
-    finally:
-        for file in files:
-            file.__exit__(None, None, None)
+    paths = [tmp_path / f"export-{number}.jsonl" for number in range(len(exports))]
+    with contextlib.ExitStack() as opened:
+        for path, data in zip(paths, exports, strict=True):
+            path.write_bytes(data)
+        added, present = import_runs(
+            store.transfer, runs_in(opened.enter_context(LineFile(str(path))) for path in paths)
+        )
     return [run.id for run in added], [run.id for run in present]
 
 

@@ -178,12 +178,6 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, archive: bytes, problem: s
     _refuse(tmp_path, archive, problem)
 
 
-def test_an_archive_larger_than_any_sdk_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "sdk.zip").write_bytes(zipped_sdk(sdk_files()))
-    with pytest.raises(InfraError, match="it is larger than any SDK"):
-        unpack(tmp_path / "sdk.zip", tmp_path / "sdk", f"qairt/{VERSION}/", 100)
-
-
 @pytest.fixture
 def licensed(home: FarmHome, tmp_path: Path, server: MavenServer) -> FarmHome:
     tree = make_source_tree(home.cwd / "executorch", "1.6.0a0", built=True)

@@ -502,11 +502,10 @@ def test_what_is_gone_behind_a_link_is_handed_over_anew(tmp_path: Path) -> None:
     assert (handover(tmp_path / "cache", python, inspect(python)) / "msgspec" / "__init__.py").is_file()
 
 
-def test_an_interpreter_of_another_abi_needs_its_own_msgspec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("index")
+def test_an_interpreter_of_another_abi_needs_its_own_msgspec(tmp_path: Path) -> None:
     python = make_environment(tmp_path / "env")
     facts = msgspec.structs.replace(inspect(python), abi="cpython-399-x86_64-linux-gnu")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(MissingToolError, match=r"needs msgspec==.* \(cpython-399.*is the package index reachable"):
         handover(tmp_path / "cache", python, facts)
     assert not [path for path in (tmp_path / "cache").rglob("packages-*") if path.is_dir()]
