@@ -14,7 +14,6 @@ from farm.base.files import require_own, withdraw
 from farm.builds.bundles.cache import folder_size
 from farm.builds.toolchains.environments import about, environment_folder, environments_folder, used_ms
 from farm.builds.toolchains.identity import identify, source_state
-from farm.builds.toolchains.interpreters import own_facts
 from farm.builds.toolchains.probe import PACKAGES
 from farm.builds.toolchains.selection import import_environment, look_into, select
 from farm.builds.toolchains.toolchain import SourceState
@@ -71,7 +70,7 @@ def row_of(config: Config, toolchain: ToolchainConfig) -> ToolchainRow:
         return msgspec.structs.replace(row, problem=NOT_MADE)
     try:
         selected = select(config, toolchain).toolchain
-        facts = own_facts() if selected.python is None else look_into(config, selected)
+        facts = look_into(config, selected)
         python, variables = selected.python or Path(sys.executable), import_environment(config, selected)
         trees = identify(config.cache_dir, python, facts, variables).trees
         source = source_state(config.cache_dir, trees)

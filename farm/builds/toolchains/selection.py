@@ -97,12 +97,14 @@ def select(config: Config, toolchain: ToolchainConfig) -> Config:
 
 
 def look_into(config: Config, toolchain: ToolchainConfig) -> InterpreterFacts:
-    """Return the facts of the interpreter of a selected toolchain.
+    """Return the facts of the interpreter of a selected toolchain, which has to be complete unless it is farm's own.
 
     Raises MissingToolError for an interpreter without torch or ExecuTorch, or with another ExecuTorch than the named
     one; UsageError for an ExecuTorch that is too old.
     """
-    python = toolchain.python or Path(sys.executable)
+    python = toolchain.python
+    if python is None:
+        return own_facts()
     facts = inspect(python, import_environment(config, toolchain))
     for package in ("torch", "executorch"):
         if package not in facts.packages:
@@ -242,15 +244,11 @@ def prepare(config: Config, *, virtual: bool = False) -> Toolchain:
     native = build_native(config.cache_dir, executorch=executorch)
     sdk = host_sdk(config.cache_dir, sdk_root=config.sdk_root, native=native)
     selected = config.toolchain
-    if selected.python is None:
-        facts = own_facts()
-        env = variables_of(facts)
-    else:
-        facts = look_into(config, selected)
-        env = compiler_environment(config, selected, facts)
+    facts = look_into(config, selected)
     packages = {name: facts.version_of(name) for name in PACKAGES}
     versions = {"qnn": sdk.qnn_version, HOST_CPU: "x86" if virtual else "arm", **packages}
-    python, env = selected.python or Path(sys.executable), dict(sdk.env) | env
+    python = selected.python or Path(sys.executable)
+    env = {**sdk.env, **_compiler_environment(config, selected, facts)}
     # The bridge may just have been written.
     let_the_clock_pass([sdk.lib_dir / LIBRARY])
     as_of_ns = time.time_ns()
@@ -276,13 +274,13 @@ def prepare(config: Config, *, virtual: bool = False) -> Toolchain:
     )
 
 
-def compiler_environment(config: Config, toolchain: ToolchainConfig, facts: InterpreterFacts) -> dict[str, str]:
+def _compiler_environment(config: Config, toolchain: ToolchainConfig, facts: InterpreterFacts) -> dict[str, str]:
     """Return the variables with which an interpreter imports farm's and the toolchain's code, without QNN's ones."""
-    env = import_environment(config, toolchain)
-    code = handover(config.cache_dir, toolchain.python or Path(sys.executable), facts)
-    path = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    own = {"PYTHONPATH": os.pathsep.join(filter(None, [str(code), path]))}
-    return env | own | variables_of(facts)
+    if toolchain.python is None:
+        return variables_of(facts)
+    code = handover(config.cache_dir, toolchain.python, facts)
+    path = import_environment(config, toolchain).get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(code), path])), **variables_of(facts)}
 
 
 def branch_of(config: Config, toolchain: ToolchainConfig | None = None) -> str:
