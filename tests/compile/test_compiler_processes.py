@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import os
@@ -10,10 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,11 +19,9 @@ from made import job
 from waiting import until
 
 from farm.base.processes import Supervisor
-from farm.builds.compile import torch_graphs
 from farm.builds.compile.debug.protocol import CompileRequest, DebugProcess, DebugReply
 from farm.builds.compile.processes import BuilderProcess, BuilderTemplate
 from farm.builds.compile.protocol import TEMPLATE_NAME
-from farm.builds.compile.torch_graphs import TorchGraphs
 from farm.builds.program.layers import Gap, Layer, LayerStep
 from farm.builds.toolchains.toolchain import Compiler, Toolchain
 from farm.dispatch.device_run.health_check import health_check_job
@@ -173,57 +168,6 @@ def test_lines_of_native_code_are_in_the_log_of_their_job_also_after_a_crash(tmp
 
 
 # Memory of a process that compiles one program after another.
-
-
-MIB = 1 << 20
-
-
-class StubProgram:
-    """Program that refers to itself, as graphs do."""
-
-    def __init__(self) -> None:
-        self.own = self
-
-
-@pytest.fixture
-def size(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the resident memory of this process, for the test to set."""
-    found = [400 * MIB]
-    monkeypatch.setattr(torch_graphs, "resident_bytes", lambda _: found[0])
-    return found
-
-
-def test_programs_are_freed_whenever_the_process_has_grown(size: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    fakes: dict[int, StubProgram] = {}
-    nodes: dict[int, StubProgram] = {}
-    fake_tensors = SimpleNamespace(FakeTensorMode=SimpleNamespace(cache_clear=fakes.clear))
-    monkeypatch.setitem(sys.modules, "torch._subclasses.fake_tensor", fake_tensors)
-    utilities = SimpleNamespace(is_same_node=SimpleNamespace(cache_clear=nodes.clear))
-    monkeypatch.setitem(sys.modules, "executorch.exir.backend.utils", utilities)
-    graphs = TorchGraphs()
-    freed = []
-    for now in (500, 700, 800, 1000):
-        program = StubProgram()
-        fakes[now] = nodes[now] = program
-        kept = weakref.ref(program)
-        del program
-        gc.disable()
-        size[0] = now * MIB
-        graphs.release()
-        gc.enable()
-        freed.append(kept() is None)
-    assert freed == [False, True, False, True]
-
-
-def test_another_release_may_lack_the_caches(size: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch._subclasses.fake_tensor", SimpleNamespace())
-    monkeypatch.delitem(sys.modules, "executorch.exir.backend.utils", raising=False)
-    graphs, program = TorchGraphs(), StubProgram()
-    kept = weakref.ref(program)
-    del program
-    size[0] = 2000 * MIB
-    graphs.release()
-    assert kept() is None
 
 
 # Compiler process of `farm debug`, without a program; torch_debug.py has the figures.

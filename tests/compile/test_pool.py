@@ -89,7 +89,6 @@ def litters(how):
         os._exit(0)
     raise ValueError(f"left in {os.getcwd()} and {tempfile.gettempdir()}")
 """
-CPU = {"precision": "fp32", "backend": "xnnpack"}
 
 
 class Builds:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ import pytest
 from ssh_server import DropbearServer, running
 from waiting import alive, until
 
-from farm.base.errors import DeviceError, DeviceGoneError
+from farm.base.errors import DeviceError
 from farm.devices.execution.content_store import ContentStore, hashes_of
 from farm.devices.facts import identify, read_status
 from farm.devices.files import free_bytes
@@ -146,29 +145,3 @@ def test_a_shell_without_a_terminal_ends_with_its_client(board: DropbearServer, 
     argv, env = transport.shell_argv(["sh", "-c", "cat; exit 7"], terminal=False)
     done = subprocess.run(argv, env=env, input=b"said", capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (7, b"said")
-
-
-@pytest.mark.whole
-def test_a_board_that_goes_away_and_comes_back(tmp_path: Path) -> None:
-    with running(DropbearServer, tmp_path / "board") as board:
-        transport = SshTransport("board", board.address)
-        process = transport.start(["sh", "-c", "echo $$; exec sleep 600"])
-        pid = int(process.receive(SECONDS).stdout)
-        board.stop()
-        with pytest.raises(DeviceGoneError):
-            process.receive(SECONDS)
-        board.start()
-        assert alive(pid)
-        process.close()
-        assert not alive(pid)
-        assert transport.run(["true"], timeout_s=SECONDS).code == 0
-        process = transport.start(["cat"])
-        for connection in board.connections():
-            os.kill(connection, signal.SIGKILL)
-        with pytest.raises(DeviceError, match="the connection ended before the program did") as caught:
-            process.receive(SECONDS)
-        assert type(caught.value) is DeviceError
-        process.close()
-        transport.close()
-        board.stop()
-        assert board.left() == []

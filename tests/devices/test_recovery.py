@@ -67,26 +67,42 @@ def after(*marks: HealthMark) -> tuple[Health, str]:
     return state, reason
 
 
-def test_one_failure_makes_suspect_and_a_health_check_clears_it() -> None:
-    assert after(GONE) == (Health.SUSPECT, "a job did not come to its end: (gone) device offline")
-    assert after(GONE, OK) == (Health.HEALTHY, "")
+HEALTHY, SUSPECT, QUARANTINED = Health.HEALTHY, Health.SUSPECT, Health.QUARANTINED
+NEARLY = (GONE, OK) * (FAILURES_IN_A_ROW - 1)
 
 
-def test_so_many_failures_in_a_row_are_quarantine_also_when_health_checks_pass_in_between() -> None:
-    nearly = (GONE, OK) * (FAILURES_IN_A_ROW - 1)
-    state, reason = after(*nearly, GONE)
-    assert state is Health.QUARANTINED
-    assert reason == (
-        f"{FAILURES_IN_A_ROW} failures in a row, no job finished in between; the last: (gone) device offline"
-    )
-    assert after(*nearly, DONE, GONE)[0] is Health.SUSPECT
-
-
-@pytest.mark.parametrize("cause", sorted(NOT_DEVICE_CAUSES))
-def test_what_is_no_devices_fault_changes_nothing(cause: str) -> None:
-    mark = HealthMark(Event.INFRA, cause)
-    assert after(*[mark] * 9) == (Health.HEALTHY, "")
-    assert after(GONE, GONE, mark)[0] is Health.SUSPECT
+@pytest.mark.parametrize(
+    ("marks", "state", "reason"),
+    [
+        ((GONE,), SUSPECT, "a job did not come to its end: (gone) device offline"),
+        ((GONE, OK), HEALTHY, ""),
+        # Failures in a row, also with health checks that pass in between.
+        ((*NEARLY, GONE), QUARANTINED,
+         f"{FAILURES_IN_A_ROW} failures in a row, no job finished in between; the last: (gone) device offline"),
+        ((*NEARLY, DONE, GONE), SUSPECT, None),
+        *(((HealthMark(Event.INFRA, cause),) * 9, HEALTHY, "") for cause in sorted(NOT_DEVICE_CAUSES)),
+        *(((GONE, GONE, HealthMark(Event.INFRA, cause)), SUSPECT, None) for cause in sorted(NOT_DEVICE_CAUSES)),
+        # Firmware and a DSP that restarts count against the device, crashes of jobs do not.
+        *(((HealthMark(Event.INFRA, one),) * FAILURES_IN_A_ROW, QUARANTINED, None) for one in ("device", "session")),
+        *(((HealthMark(Event.INFRA, cause, "s/c"),) * 9, SUSPECT,
+           f"a job that failed here is tried on another device: ({cause}) s/c") for cause in sorted(OPEN_CAUSES)),
+        ((OUTVOTED,), SUSPECT, "other devices did what failed here: (hang) s/c passed on b"),
+        ((OUTVOTED, OK) * FAILURES_IN_A_ROW, QUARANTINED, None),
+        # A health check that fails is quarantine only after recovery was tried.
+        ((CHECK_FAILED,), SUSPECT, "its health check fails: (connection) no answer"),
+        ((CHECK_FAILED, CHECK_FAILED), SUSPECT, None),
+        ((CHECK_FAILED, RECOVERED, CHECK_FAILED), QUARANTINED,
+         "its health check fails, also after recovery: (connection) no answer"),
+        ((CHECK_FAILED, RECOVERED, OK, DONE, CHECK_FAILED), SUSPECT, None),
+        ((GONE, GAVE_UP), QUARANTINED, "it could not be brought back: it does not come back"),
+    ],
+)  # fmt: skip
+def test_marks_lead_to_a_state_with_its_reason(
+    marks: tuple[HealthMark, ...], state: Health, reason: str | None
+) -> None:
+    found = after(*marks)
+    assert found[0] is state
+    assert reason is None or found[1] == reason
 
 
 @pytest.mark.parametrize(
@@ -96,42 +112,10 @@ def test_what_the_lab_has_to_mend_asks_for_a_health_check_and_never_for_quaranti
     failed, check, gave_up = (
         HealthMark(event, cause, "no room") for event in (Event.INFRA, Event.CHECK_FAILED, Event.GAVE_UP)
     )
-    assert after(*[failed] * (FAILURES_IN_A_ROW + 1)) == (Health.SUSPECT, f"{reason}: ({cause}) no room")
-    assert after(check, RECOVERED, check, gave_up)[0] is Health.SUSPECT
-    assert after(check, gave_up, OK)[0] is Health.HEALTHY
-    assert after(*[GONE] * (FAILURES_IN_A_ROW - 1), failed)[0] is Health.SUSPECT, "it brings none nearer to it"
-
-
-@pytest.mark.parametrize("cause", ["device", "session"])
-def test_firmware_and_a_dsp_that_restarts_count_against_the_device(cause: str) -> None:
-    mark = HealthMark(Event.INFRA, cause, "s/c")
-    assert after(mark)[0] is Health.SUSPECT
-    assert after(*[mark] * FAILURES_IN_A_ROW)[0] is Health.QUARANTINED
-
-
-@pytest.mark.parametrize("cause", sorted(OPEN_CAUSES))
-def test_jobs_that_crash_do_not_put_a_device_into_quarantine_but_it_has_to_pass_a_health_check(cause: str) -> None:
-    state, reason = after(*[HealthMark(Event.INFRA, cause, "s/c")] * 9)
-    assert (state, reason) == (Health.SUSPECT, f"a job that failed here is tried on another device: ({cause}) s/c")
-
-
-def test_a_device_that_alone_cannot_run_what_others_can_is_put_into_quarantine() -> None:
-    assert after(OUTVOTED) == (Health.SUSPECT, "other devices did what failed here: (hang) s/c passed on b")
-    assert after(*(OUTVOTED, OK) * FAILURES_IN_A_ROW)[0] is Health.QUARANTINED
-
-
-def test_a_health_check_that_fails_is_quarantine_only_after_recovery_was_tried() -> None:
-    assert after(CHECK_FAILED) == (Health.SUSPECT, "its health check fails: (connection) no answer")
-    assert after(CHECK_FAILED, CHECK_FAILED)[0] is Health.SUSPECT
-    assert after(CHECK_FAILED, RECOVERED, CHECK_FAILED) == (
-        Health.QUARANTINED,
-        "its health check fails, also after recovery: (connection) no answer",
-    )
-    assert after(CHECK_FAILED, RECOVERED, OK, DONE, CHECK_FAILED)[0] is Health.SUSPECT, "that was long ago"
-
-
-def test_a_device_that_cannot_be_brought_back_is_put_into_quarantine() -> None:
-    assert after(GONE, GAVE_UP) == (Health.QUARANTINED, "it could not be brought back: it does not come back")
+    assert after(*[failed] * (FAILURES_IN_A_ROW + 1)) == (SUSPECT, f"{reason}: ({cause}) no room")
+    assert after(check, RECOVERED, check, gave_up)[0] is SUSPECT
+    assert after(check, gave_up, OK)[0] is HEALTHY
+    assert after(*[GONE] * (FAILURES_IN_A_ROW - 1), failed)[0] is SUSPECT, "it brings none nearer to it"
 
 
 def test_only_a_person_ends_a_quarantine_and_a_health_check_has_to_agree() -> None:

@@ -77,31 +77,6 @@ def test_a_second_run_pushes_nothing(transport: Watched, execute: Execute, make_
     assert raws[1].output(0, 0).read_bytes() == large
 
 
-def test_round_trips_of_a_session(transport: Watched, runtime: Runtime, execute: Execute, make_bundle: Make) -> None:
-    bundles = [make_bundle(b"good %d" % number + os.urandom(10)) for number in range(20)]
-    execute("a", *bundles)
-    with closing(DeviceSession(transport, runtime, "b", transport.serial)) as session:
-        transport.forget()
-        session.prepare(bundles)
-        assert transport.calls == ["run", "push", "run"], "the question; then the links of the runtime"
-        session.stage(bundles[0])
-        transport.forget()
-        session.stage(bundles[1])
-        assert transport.calls == ["push"]
-
-
-def test_a_workspace_links_to_objects(
-    transport: Watched, runtime: Runtime, execute: Execute, make_bundle: Make, storage: Path
-) -> None:
-    bundle = make_bundle(b"good")
-    _, [raw] = execute("links", bundle)
-    link = storage / raw.workspace.relative_to(transport.storage) / "model.pte"
-    assert link.is_symlink()
-    assert link.resolve() == (storage / "objects" / bundle.manifest.files["model.pte"]).resolve()
-    nested = link.parent.parent / "runtime/real/libstub.so"
-    assert nested.read_bytes() == runtime.files["real/libstub.so"].read_bytes()
-
-
 def test_a_damaged_object_is_replaced(execute: Execute, make_bundle: Make, storage: Path, tmp_path: Path) -> None:
     bundle = make_bundle(b"good" + os.urandom(8))
     execute("a", bundle)

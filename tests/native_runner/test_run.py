@@ -52,19 +52,6 @@ def test_outputs_are_those_of_the_compiled_module(conv: Any, models: Path) -> No
     assert 1 << 20 < result["peak_memory_bytes"] < 1 << 36
 
 
-def test_it_runs_from_its_own_folder_with_nothing_else_in_the_environment(
-    conv: Any, runtime_folder: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "device"
-    shutil.copytree(runtime_folder, folder, copy_function=shutil.copy)
-    for path in conv.folder.iterdir():
-        path.rename(folder / path.name)
-    subprocess.run(
-        ["env", "-i", "LD_LIBRARY_PATH=.", "./farm_runner"], cwd=folder, check=True, capture_output=True, timeout=120
-    )
-    assert (folder / "outputs" / "output_1_0.raw").stat().st_size == 8192
-
-
 def test_options_reach_the_backend_and_an_etdump_is_written_only_when_asked_for(conv: Any) -> None:
     quiet = conv.run("--log_level=1", "--result_path=", "--performance_output_path=")
     assert (quiet.code, quiet.result) == (0, None)

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 import pytest
 from log_lines import LogLines
-from programs import run_program
 
 from farm.base.config.settings import Config, load_config
 from farm.base.config.toolchains import ToolchainConfig
@@ -119,19 +118,6 @@ def test_the_bridge_builds_without_executorch_and_from_read_only_sources(tmp_pat
     assert not (tree / "farm_runner").exists()
     for path in [sources, *sources.rglob("*")]:
         path.chmod(0o755)
-
-
-def test_nothing_heavy_is_imported(farm_cache: Path) -> None:
-    program = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from farm.builds.runtime.runtime import simulator_runtime\n"
-        "simulator_runtime(Path(sys.argv[1]))\n"
-        "heavy = {'torch', 'executorch', 'onnxruntime_qnn', 'numpy', 'cmake', 'sqlalchemy'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
-    )
-    build_native(farm_cache)
-    run_program([sys.executable, "-c", program, str(farm_cache)], timeout_s=120)
 
 
 # ExecuTorch for the build of the native runner: a toolchain's own C++ if it ships one, else farm's.

@@ -14,9 +14,9 @@ from built_stub import qnn_stub
 from farm.base.config.settings import Config, load_config
 from farm.base.errors import MissingToolError
 from farm.base.socs import find_soc
-from farm.builds.runtime import qnn_sdk, runtime
+from farm.builds.runtime import qnn_sdk
 from farm.builds.runtime.kept import find_kept, keep
-from farm.builds.runtime.native import ANDROID, TARGETS, build_native, native_of
+from farm.builds.runtime.native import ANDROID, TARGETS
 from farm.builds.runtime.qnn_sdk import host_sdk
 from farm.builds.runtime.runtime import Runtime, require_backend, simulator_runtime, staged_runtime
 
@@ -156,23 +156,6 @@ def test_the_wheel_becomes_an_sdk_with_the_bridge_in_front(farm_cache: Path, mon
     assert bridge.stat().st_size < 1 << 20 < real.stat().st_size
     for name in ("libQnnSystem.so", "libHtpPrepare.so"):
         assert (sdk.lib_dir / name).is_file()
-
-
-def test_a_command_identifies_the_native_runner_once_for_its_parts(
-    farm_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = simulator_runtime(farm_cache)
-
-    def build_again(*_: object, **__: object) -> None:
-        raise AssertionError("the runner is here")
-
-    monkeypatch.setattr(qnn_sdk, "build_native", build_again)
-    assert simulator_runtime(farm_cache) == expected
-    native = build_native(farm_cache)
-    assert host_sdk(farm_cache, native=native).bridged
-    assert native_of(farm_cache, native.key) == native
-    monkeypatch.setattr(runtime, "build_native", build_again)
-    assert simulator_runtime(farm_cache, native=native) == expected
 
 
 def test_an_sdk_that_needs_no_bridge_is_used_as_it_is(farm_cache: Path, stub_sdk: Path) -> None:

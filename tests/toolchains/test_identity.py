@@ -237,13 +237,6 @@ def test_a_file_that_cannot_be_read_is_named(environment: Environment) -> None:
         environment.content()
 
 
-def test_the_number_of_remembered_trees_is_bounded(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashes, "_MOST_MEMORIES", 6)
-    for number in range(8):
-        hashes.hash_tree(environment.cache, environment.site, unread=frozenset({str(number)}))
-    assert len(list((environment.cache / "hashes").glob("*.json"))) == 6
-
-
 def test_bytecode_of_the_code_from_before_is_not_run(environment: Environment) -> None:
     def runs() -> str:
         folder = str((environment.site / PASS).parent)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
-import hashlib
 import json
 import os
-import resource
 import signal
 import socket
 import stat
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from attached import rack
-from waiting import Started, all_the_time, is_idle, listens, until
+from waiting import Started, all_the_time, listens, until
 
 from farm.base.errors import InfraError, UnknownNameError
 from farm.base.processes import Supervisor
@@ -243,23 +241,6 @@ def test_connections_that_are_reset_end_nothing(device: Attached) -> None:
         assert _is_well(device)
 
 
-def test_a_lack_of_descriptors_ends_nothing(device: Attached) -> None:
-    port = _port(device)
-    limits = resource.prlimit(device.pid, resource.RLIMIT_NOFILE)
-    most = max(map(int, os.listdir(f"/proc/{device.pid}/fd"))) + 1
-    resource.prlimit(device.pid, resource.RLIMIT_NOFILE, (most, limits[1]))
-    try:
-        waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
-        # An idle process has tried to accept them.
-        until(lambda: is_idle(device.pid), "an idle process")
-    finally:
-        resource.prlimit(device.pid, resource.RLIMIT_NOFILE, limits)
-    for connection in waiting:
-        connection.close()
-    with _connected(port):
-        assert _is_well(device)
-
-
 def _as_nobody(script: str, *arguments: str, user: int = 65534) -> list[str]:
     argv = ["/usr/bin/env", "python3", "-c", script, *arguments]
     done = subprocess.run(argv, user=user, env={"PATH": os.defpath}, capture_output=True, text=True, check=True)
@@ -412,16 +393,6 @@ def test_only_whole_device_paths_are_mapped(device: Attached) -> None:
     assert echoed.decode().split() == [f"{here}/x", "/data/local/tmpfs", "a/data/local/tmp", f"L={here}"]
 
 
-def test_many_files_are_hashed_as_one_is(device: Attached) -> None:
-    root = "/data/local/tmp/hashed"
-    made = f"mkdir {root}; cd {root}; for n in 1 2 3 4 5 6 7 8 9 10; do echo $n >file-$n; done"
-    shown = device.adb("shell", f"{made}; sha256sum -- *; echo and; for one in *; do sha256sum -- $one; done")
-    many, one_by_one = (part.split("\n") for part in shown.stdout.decode().rstrip("\n").split("\nand\n"))
-    assert device.adb("shell", f"cd {root}; sha256sum -- * none", check=False).returncode == 1
-    assert many == one_by_one
-    assert many[0] == f"{hashlib.sha256(b'1' + bytes([10])).hexdigest()}  file-1"
-
-
 def test_links_that_lead_out_are_refused(device: Attached, tmp_path: Path) -> None:
     for name, target in (("out", "/etc/passwd"), ("up", "../../../../../etc/passwd"), ("fine", "real")):
         (tmp_path / "links").mkdir(exist_ok=True)
@@ -464,36 +435,6 @@ def test_a_program_that_writes_to_nobody_ends(any_device: Attached) -> None:
         pid = int(shell.stdout.readline())
         shell.kill()
     until(lambda: not any_device.alive(pid), "the end of the program", 60)
-
-
-def test_files_have_the_rights_that_adbd_gives_them(any_device: Attached, tmp_path: Path) -> None:
-    for mode in (0o600, 0o755, 0o744, 0o444):
-        source = tmp_path / f"{mode:o}"
-        source.write_bytes(b"x")
-        source.chmod(mode)
-        any_device.adb("push", source, f"/data/local/tmp/rights/deep/{mode:o}")
-    any_device.adb("shell", "mkdir /data/local/tmp/rights/made; touch /data/local/tmp/rights/written")
-    folder = any_device.root / "data/local/tmp/rights"
-    modes = {str(path.relative_to(folder)): f"{path.stat().st_mode & 0o777:o}" for path in folder.rglob("*")}
-    expected = {"deep/600": "666", "deep/755": "777", "deep/744": "777", "deep/444": "444"}
-    assert modes == {**expected, "deep": "775", "made": "777", "written": "666"}
-    assert any_device.root.stat().st_mode & 0o777 == 0o700
-
-
-def test_what_cannot_be_a_file_is_refused_in_adbds_words(any_device: Attached, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("new")
-    for place, words in (
-        # adb looks first and pushes into the folder, where a folder with the file's name exists.
-        ("folder.txt", "couldn't create file: Is a directory"),
-        ("no-such-folder/", "couldn't create file: Is a directory"),
-        ("plain/below", "Not a directory"),
-    ):
-        (any_device.root / "data/local/tmp/folder.txt/file").mkdir(parents=True, exist_ok=True)
-        (any_device.root / "data/local/tmp/plain").write_text("old")
-        done = any_device.adb("push", tmp_path / "file", f"/data/local/tmp/{place}", check=False)
-        assert (done.returncode, words in (done.stdout + done.stderr).decode()) == (1, True), (place, done)
-    assert not (any_device.root / "data/local/tmp/no-such-folder").exists()
-    assert (any_device.root / "data/local/tmp/plain").read_text() == "old"
 
 
 # Pushed files that virtual devices keep from one command to the next.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -18,7 +17,7 @@ from farm.base.errors import DeviceError, DeviceTimeoutError, InfraError
 from farm.devices.adb.protocol import LinkThrottle
 from farm.devices.adb.transport import AdbTransport
 from farm.devices.device import AdbAddress
-from farm.devices.virtual.faults import Fault, clear, control_address, fired, inject
+from farm.devices.virtual.faults import Fault, clear, fired, inject
 from farm.devices.virtual.injection import Injection
 from farm.devices.virtual.tree import DeviceTree, device_properties
 
@@ -66,25 +65,6 @@ def test_without_a_device_there_is_nobody_to_ask(tmp_path: Path) -> None:
         inject(tmp_path, Fault("stall"))
     with pytest.raises(InfraError, match="no virtual device runs"):
         clear(tmp_path / "none")
-
-
-def test_garbage_for_the_control_socket_harms_nobody(phone: Attached) -> None:
-    folder = os.open(phone.root, os.O_PATH)
-    try:
-        for data in (b"\xff\n", b"[" * 50_000 + b"\n", b"x" * (1 << 20), b'{"do": "inject"}\n', b"3\n"):
-            for patient in (True, False):
-                with socket.socket(socket.AF_UNIX) as connection:
-                    connection.settimeout(30)
-                    connection.connect(control_address(folder))
-                    with contextlib.suppress(ConnectionError):
-                        connection.sendall(data)
-                        if patient:
-                            # The device answers or hangs up, without a wait.
-                            connection.recv(4096)
-    finally:
-        os.close(folder)
-    inject(phone.root, Fault("exit_code", match="^echo garbage", code=7))
-    assert phone.adb("shell", "echo garbage", check=False).returncode == 7
 
 
 def test_what_struck_is_told_in_order_and_hidden_from_the_device(phone: Attached) -> None:
