@@ -164,18 +164,6 @@ def ticking(takes: float, count: int, draw: np.random.Generator) -> list[float]:
     return (np.floor(took / 1e4 + draw.random(count)) * 1e4).tolist()
 
 
-def test_a_clock_that_is_coarser_than_the_step_is_averaged_over_many_inferences() -> None:
-    draw = np.random.default_rng(5)
-    inside = 0
-    for _ in range(40):
-        output = confirm(
-            Scale.RATIO, [(ticking(5e4, 100, draw), ticking(5.4e4, 100, draw)) for _ in range(10)], up=True
-        )
-        assert output.answer is CONFIRMED
-        inside += output.low <= math.log(1.08) <= output.high
-    assert inside >= 36
-
-
 def test_the_interval_of_a_coarse_clock_has_its_resolution() -> None:
     """At 30 % of an inference, 3 % of noise average little: the interval of rounded times alone missed the truth."""
     draw = np.random.default_rng(9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import groupby, pairwise
 
 import pytest
@@ -11,14 +10,11 @@ from hypothesis import strategies as st
 
 from farm.results.analysis.history import (
     CONTENTS,
-    LOOKED_AT,
     WINDOW,
     History,
     Point,
     Reliability,
     Try,
-    changed_facts,
-    fact_line,
     record_of,
     split,
     wilson,
@@ -103,11 +99,6 @@ def test_contents_under_the_same_version_are_events(facts: list[dict[str, str]],
     assert (len(set(history.classes)), [event.text for event in history.events]) == (1, events)
 
 
-def test_an_edit_is_told_in_words() -> None:
-    [(name, values)] = changed_facts(RECORDED, EDITED).items()
-    assert fact_line(name, *values) == "sources of executorch: changed"
-
-
 @PATIENT
 @given(st.lists(st.fixed_dictionaries({"qnn": st.sampled_from("12"), "governor": st.sampled_from("12")}), max_size=12))
 def test_every_cut_has_a_reason(facts: list[dict[str, str]]) -> None:
@@ -138,13 +129,6 @@ def tries(verdicts: str, code: str = "k", first: int = 0) -> list[Try]:
 )
 def test_the_interval_is_wilsons(passed: int, count: int, low: float, high: float) -> None:
     assert wilson(passed, count) == pytest.approx((low, high), abs=1e-4)
-
-
-@given(st.integers(0, 500), st.integers(1, 500))
-def test_the_interval_holds_the_rate(passed: int, count: int) -> None:
-    passed = min(passed, count)
-    low, high = wilson(passed, count)
-    assert 0 <= low <= passed / count <= high <= 1
 
 
 # 10 failures among 20 tries and one: 5 passes have p = 0.039, and 4 have 0.075.
@@ -186,13 +170,3 @@ def test_reliability_of_a_job(tried: list[Try], reliability: Reliability, since:
 def test_the_rate_is_of_the_newest_runs_alone() -> None:
     assert record_of(tries("f" * 20 + "p" * 18 + "ff")).passed == 18
     assert (record_of(tries("f" * 40)).passed, record_of(tries("f" * 40)).tries) == (0, WINDOW)
-
-
-def test_a_job_that_stays_flaky_is_seldom_called_healed() -> None:
-    draw = random.Random(1)
-    for rate in (0.1, 0.3, 0.5):
-        found = [
-            record_of(tries("".join("f" if draw.random() < rate else "p" for _ in range(LOOKED_AT)))).reliability
-            for _ in range(500)
-        ]
-        assert found.count(Reliability.HEALED) / len(found) < 0.15

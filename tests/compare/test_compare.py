@@ -354,11 +354,6 @@ def test_overview_has_sizes_partitions_and_the_median_of_changes() -> None:
     assert rows["HTP cycles"].over == "3 jobs run in turns, -9.5 % to +35.0 %"
 
 
-def test_resized_programs_come_with_the_greatest_change_first() -> None:
-    jobs = [job(side("p"), side("q", pte_bytes=size)) for size in (1000, 1100, 300)]
-    assert [one.b.compiled for one in report(*jobs).resized] == [compiled("q", pte_bytes=size) for size in (300, 1100)]
-
-
 def test_outputs_that_are_not_equal_are_counted_in_text_overview_and_page() -> None:
     equal = job(passed("p"), passed("q"), outputs=(4, 4), modes_alone=True)
     other = job(passed("p"), passed("q"), outputs=(3, 4), modes_alone=True)

@@ -71,22 +71,6 @@ def cell(found: Coverage, name: str) -> CoverageCell:
     return row.cells["8a8w"]
 
 
-def test_a_job_counts_for_the_operator_that_the_fewest_cases_have() -> None:
-    found = table(
-        item("conv", Outcome.FAILED, CONV, TRANSPOSE, reason="off"),
-        item("conv_relu", Outcome.PASSED, CONV, RELU, TRANSPOSE),
-        item("permute", Outcome.PASSED, TRANSPOSE),
-        item("custom", Outcome.PASSED, "mine.op.default"),
-        item("new", Outcome.NOT_RUN),
-    )
-    assert cell(found, "conv").state is Outcome.FAILED
-    assert [i.case for i in cell(found, "relu").items] == ["conv_relu"]
-    assert [i.case for i in cell(found, "transpose").items] == ["permute"]
-    assert [row.name for row in found.uncovered] == ["rand", "resize"]
-    assert [row.name for row in found.beyond] == ["case new", "mine.op.default"]
-    assert found.unused == ("16a16w", "16a4w_block", "fp16")
-
-
 def test_an_operator_that_no_job_is_about_passes_where_one_of_them_does_and_others_have_the_worst() -> None:
     failing = item("conv", Outcome.FAILED, CONV, TRANSPOSE)
     passing = cell(table(failing, item("relu", Outcome.PASSED, RELU, TRANSPOSE)), "transpose")
@@ -98,17 +82,6 @@ def test_an_operator_that_no_job_is_about_passes_where_one_of_them_does_and_othe
     for n, state in enumerate(order):
         own = cell(table(*items[: n + 1]), "relu")
         assert (own.state, own.count) == (state, 1)
-
-
-def test_operators_are_the_jobs_own_else_of_other_precisions_else_as_the_suite_says() -> None:
-    conv, conv16, relu = job("conv"), job("conv", "16a16w"), job("relu")
-    results = {conv.id: result(conv, operators={CONV: 1}), conv16.id: result(conv16, Verdict.FAILED)}
-    declared = {("torch.nn:ReLU", "conv"): (RELU,), ("torch.nn:ReLU", "relu"): (RELU,)}
-    found = items_of(map(listed, (conv, conv16, relu)), results, {}, declared)
-    assert [i.operators for i in found] == [(CONV,), (CONV,), (RELU,)]
-    assert one_item(relu, None).operators is None
-    # A bundle of an older farm has no list of operators.
-    assert one_item(relu, result(relu, operators={}), relu=(RELU,)).operators == (RELU,)
 
 
 def test_a_result_is_outdated_when_something_has_come_after_it() -> None:

@@ -157,11 +157,6 @@ def test_numbers_of_another_kind_of_device_or_of_another_test_are_not_compared()
     assert (one.changes, one.not_compared) == ((), "another test under the same name")
 
 
-def test_what_is_different_about_the_runs_is_told() -> None:
-    found = diff_runs(run(fingerprint={"qnn": "2.47", "x": "1"}), run(fingerprint={"qnn": "2.51", "y": "2"}))
-    assert found.facts == (("qnn", "2.47", "2.51"), ("x", "1", ""), ("y", "", "2"))
-
-
 def test_the_text_puts_new_failures_first_and_fits_80_columns() -> None:
     before = run(
         *(job(f"slow{n}", attempt(Verdict.PASSED, latency(1, 1, 1))) for n in range(12)),

@@ -25,7 +25,7 @@ from farm.report.model import format as fmt
 from farm.report.model.diff import diff_runs
 from farm.report.model.format import cut_log
 from farm.report.model.sections import HeapRow, frame_grids, heap_rows
-from farm.report.model.summary import Outcome, Tone, skip_words, summarize
+from farm.report.model.summary import Outcome, Tone, summarize
 from farm.report.terminal.compare import diff_lines
 from farm.report.terminal.run import job_lines, render_summary
 from farm.results.analysis.history import Point
@@ -88,12 +88,6 @@ def test_the_page_says_what_a_reader_needs_first(example_html: str) -> None:
         "push timed out after 10 s", "adb: error: failed to copy: timeout",
     ):  # fmt: skip
         assert text in example_html
-
-
-def test_tables_are_accessible(example_html: str) -> None:
-    page = Page(example_html)
-    assert len(page.all("caption")) == len(page.all("table"))
-    assert all(th.get("scope") in {"col", "row", "colgroup", "rowgroup"} for th in page.all("th"))
 
 
 def test_hardware_is_not_labelled_virtual() -> None:
@@ -286,13 +280,6 @@ def test_a_grid_has_every_setting_and_tells_infeasible_from_trouble() -> None:
     assert "frame rates: 2 feasible, 1 infeasible, 1 not known: lpai_cases/block[SM8850-lpai-8a8w]" in output
 
 
-def test_a_run_without_a_sweep_has_no_grid() -> None:
-    view = swept(run_of((executed(1.0),)), ({}, executed(1.0)))
-    assert frame_grids(summarize(view)) == ()
-    assert 'id="frames"' not in render_html(view)
-    assert len(frame_grids(summarize(swept(view, ({}, REFUSED))))) == 1, "but for a refusal"
-
-
 def test_options_of_run_time_win_and_only_real_time_is_refused() -> None:
     setting = frame_setting("lpai", {"fps": "3", "lpai_fps": "9", "lpai_client_perf_type": "non_real_time"})
     assert setting is not None
@@ -306,19 +293,7 @@ def test_options_of_run_time_win_and_only_real_time_is_refused() -> None:
 
 
 DAY_MS = 86_400_000
-START_MS = 1_767_261_600_000
 NO_TIME = "did not fit into the budget of 2 h 00 min"
-
-
-def test_it_says_how_old_what_is_known_is() -> None:
-    for skipped, words in (
-        (SkipReason("no time"), "never run before"),
-        (SkipReason("no time", START_MS - 3 * DAY_MS - 5, "passed", "r"), "last run 3 days before, passed"),
-        (SkipReason("no time", START_MS - DAY_MS, "failed", "r"), "last run 1 day before, failed"),
-        (SkipReason("no time", START_MS - 7_200_000, "known issue", "r"), "last run 2 h 00 min before, known issue"),
-        (SkipReason("no time", START_MS + 5, "", ""), "last run 0.0 s before, unknown"),
-    ):
-        assert skip_words(skipped, START_MS) == f"{words}; no time"
 
 
 def with_skipped(view: RunView, skipped: SkipReason) -> RunView:

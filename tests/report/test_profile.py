@@ -21,8 +21,6 @@ from farm.report.html.page_of_run import ReportContext, render_html, write_html
 from farm.report.model.sections import (
     ROW_LIMITS,
     SHOWN_JOBS,
-    generation_charts,
-    generation_of,
     layer_table,
     operator_tables,
     row_limit,
@@ -399,20 +397,6 @@ def test_a_text_and_a_task_that_were_told_stand_beside_those_of_references() -> 
     assert expected in text
     assert "step p50" not in text
     require_all(expected.split("; "), unescape(render_html(view)))
-
-
-def test_numbers_that_cannot_be_are_left_out() -> None:
-    odd = [
-        Measurement(metric, "", Direction.NONE, (value,))
-        for metric, value in (("decode_rate", math.nan), ("first_token_time[x]", 1.0), ("first_token_time[²]", 1.0),
-                              ("step_time[1-]", 1.0), ("latency", math.inf))
-    ]  # fmt: skip
-    attempt = Attempt("j", Verdict.PASSED, Stage.DONE, "", measurements=tuple(odd))
-    found = generation_of(attempt, {"seconds": "9" * 99})
-    assert found is not None
-    assert (found.decode, found.prompts, found.positions, found.steps, found.seconds) == (None, {}, {}, None, None)
-    assert generation_charts(found) == ()
-    assert generation_of(Attempt("j", Verdict.PASSED, Stage.DONE, ""), {}) is None
 
 
 def test_what_a_device_calls_its_methods_is_text() -> None:

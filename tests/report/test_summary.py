@@ -20,11 +20,11 @@ from farm.numbers.regressions import stored_pairs
 from farm.replay.repro import rows
 from farm.report.formats.junit import render_junit
 from farm.report.formats.run_json import parse_json, render_json
-from farm.report.html.page_of_run import matrices, render_html
+from farm.report.html.page_of_run import render_html
 from farm.report.model.cross_target import cross_targets
 from farm.report.model.diff import diff_runs
 from farm.report.model.history import tables
-from farm.report.model.summary import Outcome, Tone, key_numbers, outcome_of, spread_of, summarize
+from farm.report.model.summary import Tone, key_numbers, spread_of, summarize
 from farm.report.terminal.run import job_lines, render_summary
 from farm.report.terminal.status import history_lines
 from farm.results.analysis.confirmation import Answer
@@ -43,13 +43,6 @@ def measured(*measurements: Measurement, comparisons: tuple[Comparison, ...] = (
 
 def job(**more: object) -> JobView:
     return JobView("s/c[SM8650-htp-8a8w]", "s", "c", "SM8650", "htp", "8a8w", (), **more)
-
-
-def test_a_known_issue_needs_a_failure() -> None:
-    assert outcome_of(None) is Outcome.NOT_RUN
-    for verdict, expected in ((F, Outcome.KNOWN), (P, Outcome.PASSED), (I, Outcome.INFRA), (S, Outcome.SKIPPED)):
-        (attempt,) = make_attempts(verdict)
-        assert outcome_of(msgspec.structs.replace(attempt, known_issue="why")) is expected
 
 
 def test_the_verdict_line_and_the_tone_follow_the_worst() -> None:
@@ -171,37 +164,6 @@ def test_the_rerun_command_compiles_with_the_toolchain_of_the_run(example_run: R
     assert "--toolchain" not in summarize(example_run).jobs[0].rerun
 
 
-def test_virtual_devices_are_told_from_hardware() -> None:
-    (attempt,) = make_attempts(P)
-    on = [(msgspec.structs.replace(attempt, device=serial),) for serial in ("virtual-SM8650-0", "R5CT1", "gone")]
-    view = run_of(*on)
-    view = msgspec.structs.replace(view, devices=(*view.devices[:1], DeviceView("R5CT1", "SM8650", "hardware", "b")))
-    summary = summarize(view)
-    assert [one.kind for one in summary.jobs] == ["virtual", "hardware", ""]
-    assert summary.mixed
-    assert "--virtual" not in summary.jobs[1].rerun
-    assert [column.kind for column in matrices(summary)[0].columns] == ["mixed"]
-
-
-def test_a_matrix_has_every_job_once_and_only_the_targets_of_its_suite(example_run: RunView) -> None:
-    summary = summarize(example_run)
-    ops, models = matrices(summary)
-    assert (ops.suite, models.suite) == ("quantized_ops", "models")
-    assert ops.socs == (("SM8650", 2), ("SM8750", 2))
-    assert [(column.soc, column.precision) for column in models.columns] == [("SM8650", "8a8w")]
-    inside = [one for m in (ops, models) for row in m.rows for cell in row.cells for one in cell]
-    assert sorted(one.index for one in inside) == list(range(101))
-
-
-def test_backend_options_are_targets_of_their_own() -> None:
-    jobs = tuple(
-        JobView(f"s/c[SM8650-htp-8a8w{named}]", "s", "c", "SM8650", "htp", "8a8w", (), options=options)
-        for named, options in (("", {}), ("-htp_performance_mode=2", {"htp_performance_mode": "2"}))
-    )
-    (matrix,) = matrices(summarize(msgspec.structs.replace(run_of(), jobs=jobs)))
-    assert [column.options for column in matrix.columns] == ["", "htp_performance_mode=2"]
-
-
 def junit(view: RunView) -> tuple[ET.Element, dict[str, str]]:
     """Return the document and the mark of each job."""
     root = ET.fromstring(render_junit(view))  # noqa: S314 - our own output
@@ -273,22 +235,6 @@ def test_the_terminal_summary_is_short_and_names_the_trouble(example_run: RunVie
     assert len(bad_night.splitlines()) < 40
 
 
-def test_the_terminal_summary_of_a_success_has_ten_lines_with_the_path_of_the_report(example_run: RunView) -> None:
-    good = [job for job in example_run.jobs if job.attempts and job.attempts[-1].verdict is Verdict.PASSED]
-    known = [
-        msgspec.structs.replace(
-            job, attempts=(msgspec.structs.replace(job.attempts[-1], verdict=Verdict.FAILED, known_issue=f"issue {n}"),)
-        )
-        for n, job in enumerate(good[:40])
-    ]
-    lines = render_summary(msgspec.structs.replace(example_run, jobs=(*known, *good[40:])), 80).splitlines()
-    assert "none of" in lines[0]
-    assert len(lines) <= 9
-    [line] = [line for line in lines if line.startswith("known issue")]
-    assert line.startswith("known issues, 40x: issue 0; issue 1")
-    assert len(line) <= 80
-
-
 def test_details_of_a_success_leave_room_for_the_rest() -> None:
     reasons = [f"no DSP heap: cause {n}" for n in range(20)]
     skipped = [Attempt("j", Verdict.SKIPPED, Stage.EXECUTE, one, "phone-1", cause=Cause.REQUEST) for one in reasons]
@@ -297,15 +243,6 @@ def test_details_of_a_success_leave_room_for_the_rest() -> None:
     assert len(lines) <= 9
     assert lines[-1].startswith("and ")
     assert lines[-1].endswith(" lines more in the report")
-
-
-def test_the_terminal_summary_has_the_same_words_with_and_without_colours(
-    example_run: RunView, hostile_run: RunView
-) -> None:
-    for view in (example_run, hostile_run):
-        coloured = render_summary(view, 80, color=True)
-        assert "\x1b[" in coloured
-        assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == render_summary(view, 80)
 
 
 def test_the_terminal_summary_lets_no_escape_sequence_or_markup_through(hostile_run: RunView) -> None:

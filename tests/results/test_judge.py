@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from farm.builds.bundles.bundle import Bundle, Constant, Manifest, TensorSpec
+from farm.builds.bundles.bundle import Bundle, Constant, Manifest
 from farm.devices.device import Event, Health, HealthMark, next_health
 from farm.policy.retries import Classification, classify, tried
 from farm.results.attempt import Attempt, Cause, Direction, Stage, Verdict
@@ -84,15 +84,6 @@ def test_a_load_with_the_verification_in_it_is_another_series(
 ) -> None:
     execution.report |= says
     assert {name for name in measured(execution.judge()) if "load" in name or "verification" in name} == metrics
-
-
-def test_noise_within_the_limits_passes_and_is_measured_per_sample(execution: Execution) -> None:
-    execution.scale_output(1.01, 0)
-    execution.scale_output(1.001, 1)
-    attempt = require_passed(execution)
-    for kind in ("quantized", "fp32"):
-        assert measured(attempt)[f"sqnr_{kind}[0]"] == pytest.approx((40.0, 60.0), abs=0.01)
-    assert attempt.comparisons[0].sqnr_db == pytest.approx(40.0, abs=0.01)
 
 
 def test_an_attempt_can_be_stored_as_it_is(execution: Execution) -> None:
@@ -361,17 +352,6 @@ def test_nan_fails_with_its_own_text(execution: Execution) -> None:
     assert not any("sqnr" in metric or "cosine" in metric for metric in measured(attempt))
 
 
-def test_integers_are_decided_by_their_share(make_execution: Callable[..., Execution]) -> None:
-    execution = make_execution(dtypes=("int64",))
-    execution.tolerance = Tolerance(quantized=Limits(mismatch=0.1))
-    require_passed(execution)
-    values = execution.output(1, 0)
-    values.flat[:6] += 1
-    execution.set_output(1, 0, values)
-    attempt = require_wrong(execution, "output 0 against quantized: mismatch 0.25 > 0.1")
-    assert [(c.sqnr_db, c.mismatch) for c in attempt.comparisons] == [(None, 0.25), (None, 0.25)]
-
-
 @pytest.mark.parametrize(
     "limits", [Limits(), Limits(mismatch=0.0), Limits(max_abs=math.inf), Limits(sqnr_db=-math.inf), Limits(cosine=-1.0)]
 )
@@ -379,28 +359,6 @@ def test_nothing_passes_that_no_limit_decides(execution: Execution, limits: Limi
     execution.tolerance = Tolerance(fp32=limits)
     attempt = require_wrong(execution, "no limit decides output 0 (float32): give the case a tolerance at 8a8w")
     assert is_the_codes_at_once(attempt), "no device could change it"
-
-
-def test_every_output_needs_a_limit_of_its_kind(make_execution: Callable[..., Execution]) -> None:
-    execution = make_execution(dtypes=("float32", "int64"))
-    require_wrong(execution, "no limit decides output 1 (int64)")
-    # Any output keeps a share of 1.
-    execution.tolerance = Tolerance(fp32=Limits(cosine=0.9, mismatch=1.0))
-    require_wrong(execution, "no limit decides output 1 (int64)")
-    execution.tolerance = Tolerance(fp32=Limits(cosine=0.9, mismatch=0.0))
-    require_passed(execution)
-
-
-def test_a_difference_of_a_few_steps_decides_where_the_output_is_quantized(execution: Execution) -> None:
-    execution.replace_manifest(outputs=(TensorSpec(SHAPE, "float32", step=0.125),))
-    execution.tolerance = Tolerance(quantized=Limits(steps=2.0))
-    values = execution.output(1, 0)
-    values.flat[3] += 0.25
-    execution.set_output(1, 0, values)
-    assert {comparison.steps for comparison in require_passed(execution).comparisons} == {2.0}
-    values.flat[3] += 0.125
-    execution.set_output(1, 0, values)
-    require_wrong(execution, "output 0 against quantized: steps 3 > 2")
 
 
 QUANTIZING = {f"quantized_decomposed.{name}_per_tensor.out": 1 for name in ("quantize", "dequantize")}
