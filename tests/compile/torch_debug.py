@@ -338,7 +338,7 @@ class WrittenTwice(torch.nn.Module):
 
 def test_a_layer_keeps_its_value_when_a_later_operator_writes_to_it() -> None:
     given = torch.tensor([-1.0, 2.0])
-    computed = compute_layers(torch.export.export(WrittenTwice(), (given,), strict=True).module(), (given,), {})
+    computed = compute_layers(torch.export.export(WrittenTwice(), (given,), strict=True).module(), (given,))
     assert computed.layers["relu"].tolist() == [0.0, 2.0]
     assert [one.tolist() for one in computed.outputs] == [[2.0, 6.0]]
     assert given.tolist() == [-1.0, 2.0]

@@ -189,28 +189,35 @@ def _quantized_type(attributes: Mapping[str, Any]) -> str:
 
 
 def compute_layers(
-    module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], weights: Mapping[str, torch.Tensor] | None = None
+    module: torch.fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    weights: Mapping[str, torch.Tensor] | None = None,
+    *,
+    quantized: bool = False,
 ) -> Computed:
-    """Return the layers in FP32, with the FP32 values `weights` of quantized parameters, by their names.
+    """Return the layers of the graph as it is: with quantized weights, and activations in floating point.
 
-    Without `weights` all values are quantized by the parameters of their nodes.
+    With `weights`, the FP32 values of quantized parameters by their names, the layers are in FP32. With `quantized` all
+    values are quantized by the parameters of their nodes.
     """
-    layers = _Layers(module, weights)
+    layers = _Layers(module, weights, quantized=quantized)
     with state_kept(module):
         outputs = pytree.tree_leaves(layers.run(*copies(inputs)))
         return Computed(layers.values, copies(outputs))
 
 
 class _Layers(torch.fx.Interpreter):  # type: ignore[misc]
-    def __init__(self, module: torch.fx.GraphModule, weights: Mapping[str, torch.Tensor] | None) -> None:
+    def __init__(
+        self, module: torch.fx.GraphModule, weights: Mapping[str, torch.Tensor] | None, *, quantized: bool
+    ) -> None:
         super().__init__(module)
-        self._quantize, self._weights = weights is None, weights or {}
+        self._quantize, self._is_fp32, self._weights = quantized, weights is not None, weights or {}
         self.values: dict[str, torch.Tensor] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.target in dq_ops and (weight := self._weight(n)) is not None:
             return weight
-        if not self._quantize and _only_quantizes(n):
+        if self._is_fp32 and _only_quantizes(n):
             return self.env[n.args[0]]
         value = super().run_node(n)
         if self._quantize and n.op in ("call_function", "placeholder"):
@@ -309,8 +316,8 @@ def compile_debug(job: Job, versions: Mapping[str, str], sample: int, folder: Pa
         with watch.step("layers"):
             unlifted = compared.module()
             fp32 = compute_layers(unlifted, inputs, weights)
-            quantized = compute_layers(unlifted, inputs) if is_quantized else None
-            inspected = compute_layers(unlifted, inputs, {})
+            quantized = compute_layers(unlifted, inputs, quantized=True) if is_quantized else None
+            inspected = compute_layers(unlifted, inputs)
         notes = [*_named_layers(reference.run.names, unlifted.graph), *_consistency("FP32", fp32.outputs, expected)]
         if quantized is not None:
             notes += _consistency("quantized", quantized.outputs, flat_outputs(call(graph, inputs).outputs, case))
