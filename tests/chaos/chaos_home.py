@@ -309,15 +309,12 @@ _AT_PORT = """
 import socket, sys
 from farm.devices.virtual import __main__ as program
 number = int(sys.argv.pop(1))
-class Port(program.Port):
-    def __init__(self):
-        self.number, self._holder = number, socket.socket()
-        # Connections of its earlier life may linger on the port.
-        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._holder.bind(("127.0.0.1", number))
-        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-program.Port = Port
+def listen():
+    # Connections of its earlier life may linger on the port.
+    listener = socket.create_server(("127.0.0.1", number))
+    listener.setblocking(False)
+    return listener
+program.listen = listen
 sys.exit(program.main())
 """
 

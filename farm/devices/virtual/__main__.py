@@ -19,7 +19,7 @@ from farm import __version__
 from farm.base.errors import FarmError
 from farm.base.paths import data_folder
 from farm.devices.adb.protocol import VIRTUAL_PREFIX
-from farm.devices.virtual.daemon import Daemon, Port
+from farm.devices.virtual.daemon import Daemon, listen
 from farm.devices.virtual.faults import is_running
 from farm.devices.virtual.tree import BUILDS, DeviceTree, device_properties
 
@@ -27,13 +27,12 @@ _SERIAL = re.compile(rf"{VIRTUAL_PREFIX}[A-Za-z0-9_-]{{1,48}}")
 
 
 async def _serve(tree: DeviceTree, serial: str) -> None:
-    daemon = Daemon(tree, tree.properties)
-    with contextlib.closing(Port()) as port:
-        serving = asyncio.create_task(daemon.serve(port, port.listen()))
+    with listen() as listener:
+        serving = asyncio.create_task(Daemon(tree, tree.properties, listener).serve())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, serving.cancel)
-        sys.stdout.write(json.dumps({"port": port.number, "serial": serial}) + "\n")
+        sys.stdout.write(json.dumps({"port": listener.getsockname()[1], "serial": serial}) + "\n")
         sys.stdout.flush()
         with contextlib.suppress(asyncio.CancelledError):
             await serving

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from farm.base.peer import accept_own_async, pause_after
+from farm.base.peer import accept_own_async
 from farm.devices.adb.protocol import LinkThrottle, PacketLink
 from farm.devices.virtual.faults import Fault, control_address
 from farm.devices.virtual.injection import Injection
@@ -34,39 +34,21 @@ _REBOOT_SECONDS = 1.0
 _NO_MODES = {"bootloader", "recovery", "sideload", "sideload-auto-reboot", "fastboot", "edl", "download"}
 
 
-class Port:
-    """Port on loopback that stays reserved for this device between listeners."""
+def listen() -> socket.socket:
+    """Return a listener on loopback, whose port stays its own while it does not listen. Raises OSError.
 
-    def __init__(self) -> None:
-        """Take a free port. Raises OSError."""
-        self._holder = socket.socket()
-        try:
-            self._holder.bind((_LOOPBACK, 0))
-            # Only a listener of this user may share the port: with SO_REUSEADDR on the holder, any local user could
-            # listen here during a reboot, and the adb server would use that listener as the device.
-            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        except BaseException:
-            self._holder.close()
-            raise
-        self.number = int(self._holder.getsockname()[1])
-
-    def listen(self) -> socket.socket:
-        """Return a socket that listens, without blocking. Raises OSError."""
-        listener = socket.create_server((_LOOPBACK, self.number), backlog=_BACKLOG, reuse_port=True)
-        listener.setblocking(False)
-        return listener
-
-    async def listen_again(self) -> socket.socket:
-        """Do what `listen` does, once there are descriptors for it."""
-        while True:
-            try:
-                return self.listen()
-            except OSError as error:
-                await asyncio.sleep(pause_after(error))
-
-    def close(self) -> None:
-        """Let go of the port."""
-        self._holder.close()
+    Only a listener of this user may share the port: with SO_REUSEADDR, any local user could listen there during a
+    reboot, and the adb server would use that listener as the device. Linux releases a port that it has chosen itself.
+    """
+    listener = socket.socket()
+    with socket.socket() as chosen:
+        for one in (chosen, listener):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        chosen.bind((_LOOPBACK, 0))
+        listener.bind(chosen.getsockname())
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
 
 
 class Control:
@@ -121,94 +103,86 @@ class Control:
 class Daemon:
     """Serves one device tree."""
 
-    def __init__(self, tree: DeviceTree, properties: Mapping[str, str]) -> None:
-        self._tree = tree
+    def __init__(self, tree: DeviceTree, properties: Mapping[str, str], listener: socket.socket) -> None:
+        self._tree, self._listener = tree, listener
         self._banner = {name: properties[name] for name in _BANNER}
         self._connections: dict[asyncio.Task[None], HostConnection] = {}
         self._throttle = LinkThrottle()
         self.faults = Injection(tree, self._throttle, self, properties["ro.serialno"])
         """Faults of the device."""
         self._commands = Commands(tree)
-        self._restarting = False
-        self._reason = "reboot"
-        self._leaving: asyncio.Future[Any] | None = None
-        self._absence = 0.0
-        self._rebooting = False
-        self._back = asyncio.Event()
-        self._accepting: asyncio.Task[None] | None = None
+        self._ending = asyncio.Lock()
+        self._leaving: asyncio.Future[None] | None = None
+        """Absence of the device: done once the device is gone, None while it is there."""
+        self._there, self._back = asyncio.Event(), asyncio.Event()
+        self._changes = asyncio.TaskGroup()
+        """Control socket, restarts and absences; a failure of one ends the device."""
 
-    async def serve(self, port: Port, listener: socket.socket) -> None:
-        """Serve connections to `port`, of which `listener` is the first, until cancelled; then everything ends."""
-        control = asyncio.create_task(Control(self._tree.root, self.faults).serve())
-        try:
-            while True:
-                with listener:
-                    await self._serve_until_gone(listener)
+    async def serve(self) -> None:
+        """Serve connections until cancelled; then everything ends. Raises OSError for a broken listener."""
+        control = Control(self._tree.root, self.faults)
+        async with self._changes:
+            self._changes.create_task(control.serve())
+            try:
+                await self._accept()
+            finally:
                 await self._end_all()
-                if (leaving := self._leaving) is not None:
-                    await self._away(leaving)
-                listener = await port.listen_again()
-        finally:
-            port.close()
-            await cancelled((control, *self._connections, *filter(None, [self._accepting])))
-            await self._commands.end()
 
-    async def _serve_until_gone(self, listener: socket.socket) -> None:
-        """Return when the device is to go away. Raises OSError for a broken listener."""
-        # A reboot may also be requested while a restart ends the connections before it.
-        while self._leaving is None:
-            self._accepting = asyncio.create_task(self._accept(listener))
-            await asyncio.wait([self._accepting])
-            if self._restarting:
-                self._restarting = False
-                # Clients that connect meanwhile wait.
-                await self._end_all()
-            elif self._leaving is None:
-                # A broken listener raises its error here.
-                await self._accepting
+    async def _accept(self) -> None:
+        self._there.set()
+        while True:
+            await self._there.wait()
+            try:
+                accepted = await accept_own_async(self._listener)
+            except OSError:
+                if self._there.is_set():
+                    raise
+                continue
+            link = await PacketLink.over(accepted, self._throttle)
+            # Clients that connect while other connections end wait.
+            async with self._ending:
+                if self._leaving is not None:
+                    link.close()
+                    continue
+                connection = HostConnection(link, self._banner, FEATURES, self._find, self._trusts)
+                task = asyncio.create_task(connection.serve())
+                self._connections[task] = connection
+                task.add_done_callback(self._connections.pop)
 
     async def _end_all(self) -> None:
         """Close all connections and kill all commands."""
-        await self._hang_up()
-        await self._commands.end()
+        async with self._ending:
+            await cancelled(self._connections)
+            await self._commands.end()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        while True:
-            accepted = await accept_own_async(listener)
-            link = await PacketLink.over(accepted, self._throttle)
-            connection = HostConnection(link, self._banner, FEATURES, self._find, self._trusts)
-            task = asyncio.create_task(connection.serve())
-            self._connections[task] = connection
-            task.add_done_callback(self._connections.pop)
-
-    async def _away(self, leaving: asyncio.Future[Any]) -> None:
-        """Return when the device is back."""
-        if self._rebooting:
-            self._tree.begin_life(self._reason)
+    async def _be_away(self, leaving: asyncio.Future[None], seconds: float, reason: str) -> None:
+        """Return when the device is back; with a `reason` it has rebooted. Its port refuses connections meanwhile."""
+        self._there.clear()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        await self._end_all()
+        if reason:
+            self._tree.begin_life(reason)
         leaving.set_result(None)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._absence or None):
+            async with asyncio.timeout(seconds or None):
                 await self._back.wait()
+        self._listener.listen(_BACKLOG)
         self._leaving = None
-
-    def _hang_up(self) -> asyncio.Future[Any]:
-        return cancelled(self._connections)
+        self._there.set()
 
     def reset(self) -> asyncio.Future[Any]:
         """Reset every connection: see FaultyMachine."""
         for connection in self._connections.values():
             connection.reset_on_close()
-        return self._hang_up()
+        return cancelled(self._connections)
 
     def leave(self, seconds: float, *, reboot: bool, reason: str = "reboot") -> asyncio.Future[Any]:
         """Go away: see FaultyMachine."""
         if self._leaving is None:
-            self._reason = reason
             self._leaving = asyncio.get_running_loop().create_future()
             self._back.clear()
-            self._absence, self._rebooting = seconds or (_REBOOT_SECONDS if reboot else 0.0), reboot
-            if self._accepting is not None:
-                self._accepting.cancel()
+            absence = seconds or (_REBOOT_SECONDS if reboot else 0.0)
+            self._changes.create_task(self._be_away(self._leaving, absence, reason if reboot else ""))
         return self._leaving
 
     def come_back(self) -> None:
@@ -249,9 +223,7 @@ class Daemon:
             # Both in one step, so that no earlier command sees the new value.
             self._tree.set_property(ROOT_PROPERTY, "1" if wanted else "0")
             self._tree.log("adbd", answer)
-            self._restarting = True
-            if self._accepting is not None:
-                self._accepting.cancel()
+            self._changes.create_task(self._end_all())
 
     async def _reboot(self, stream: Stream, mode: str) -> None:
         try:
