@@ -87,8 +87,7 @@ class Accounts(Group):
 
     def _find(self, condition: ColumnElement[bool]) -> list[Account]:
         query = select(schema.account).where(condition).order_by(schema.account.c.name)
-        with self._database.reading() as connection:
-            return [struct_of(Account, row) for row in connection.execute(query)]
+        return [struct_of(Account, row) for row in self._rows(query)]
 
     def record(self, user: str, action: str, asked: str, outcome: str = _NOT_ENDED, begin_id: int | None = None) -> int:
         """Record the begin of an action and return its id, or with this id its end; no entry is changed."""
@@ -111,8 +110,7 @@ class Accounts(Group):
         query = query.outerjoin_from(schema.audit, end, end.c.begin_id == row.id).where(row.begin_id.is_(None))
         if user:
             query = query.where(row.user_name == user)
-        with self._database.reading() as connection:
-            return [AuditEntry(*one) for one in connection.execute(query.limit(limit))]
+        return [AuditEntry(*one) for one in self._rows(query.limit(limit))]
 
 
 def _hash(token: str) -> str:

@@ -117,8 +117,7 @@ class Pruning(Group):
 
     def run_ids(self) -> set[str]:
         """Return the ids of all runs."""
-        with self._database.reading() as connection:
-            return set(connection.scalars(select(schema.run.c.id)))
+        return {row.id for row in self._rows(select(schema.run.c.id))}
 
     def sweep(self) -> int:
         """Remove series, jobs, versions of cases, devices and fingerprints without a reference; return their number."""

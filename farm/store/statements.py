@@ -87,10 +87,10 @@ class Group:
     def __init__(self, database: Database, clock: Clock = clock_ms) -> None:
         self._database, self._clock = database, clock
 
-    def _rows(self, name: str, /, **of: Any) -> Sequence[Any]:
-        """Return the rows of the statement `name`, in a transaction of its own."""
+    def _rows(self, query: Any, /, **of: Any) -> Sequence[Any]:
+        """Return the rows of a query, or of the statement of that name, in a transaction of its own."""
         with self._database.reading() as connection:
-            return connection.execute(statement(name), of).all()
+            return connection.execute(statement(query) if isinstance(query, str) else query, of).all()
 
     def _value(self, name: str, /, **of: Any) -> Any:
         """Return the first value of the statement `name`, in a transaction of its own; None without a row."""

@@ -131,8 +131,7 @@ class NightlyStarts(ClusterPart):
 
     def recent(self, most: int = 20) -> list[NightlyStart]:
         """Return the newest starts, missed ones included."""
-        with self._database.reading() as connection:
-            return [NightlyStart(*row) for row in connection.execute(_RECENT, {"most": most})]
+        return [NightlyStart(*row) for row in self._rows(_RECENT, most=most)]
 
 
 # Rows of a shared farm: `store.cluster`.

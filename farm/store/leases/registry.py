@@ -104,8 +104,7 @@ class Registry(Group):
         row = schema.device_state.c
         query = select(schema.device_state).order_by(row.id)
         query = query if forgotten else query.where(row.forgotten_ms == 0)
-        with self._database.reading() as connection:
-            return [_registered(found) for found in connection.execute(query)]
+        return [_registered(found) for found in self._rows(query)]
 
     def forget(self, device: str) -> None:
         """Remove a device from every list until it answers again, then without its former name, labels and health.
@@ -183,27 +182,24 @@ class Registry(Group):
         """Return the newest events of a device, newest first."""
         event = schema.health_event.c
         newest = select(schema.health_event).where(event.device == device_key(device)).order_by(event.id.desc())
-        with self._database.reading() as connection:
-            return [
-                HealthEvent(
-                    device=row.device,
-                    event=row.event,
-                    state=row.state,
-                    reason=_shown(row.reason),
-                    detail=row.detail,
-                    latency_ns=values.unpack_floats(row.latency_ns),
-                    time_ms=row.time_ms,
-                )
-                for row in connection.execute(newest.limit(limit))
-            ]
+        return [
+            HealthEvent(
+                device=row.device,
+                event=row.event,
+                state=row.state,
+                reason=_shown(row.reason),
+                detail=row.detail,
+                latency_ns=values.unpack_floats(row.latency_ns),
+                time_ms=row.time_ms,
+            )
+            for row in self._rows(newest.limit(limit))
+        ]
 
     def health(self, device: str) -> tuple[str, str]:
         """Return state and reason of a device: ("healthy", "") for an unknown device."""
         row = schema.device_state.c
         query = select(row.health, row.health_reason).where(row.id == device_key(device))
-        with self._database.reading() as connection:
-            found = connection.execute(query).first()
-        return ("healthy", "") if found is None else (found.health, found.health_reason)
+        return next(((row.health, row.health_reason) for row in self._rows(query)), ("healthy", ""))
 
     def _change_known(self, device: str, facts: Mapping[str, Any], name: str = "") -> None:
         row = schema.device_state.c

@@ -57,8 +57,7 @@ class Transfer(Group):
         """Return the runs that began at a time or later (epoch, milliseconds), oldest first."""
         run = schema.run.c
         query = select(run.id, run.finished_ms).where(run.started_ms >= since_ms).order_by(run.started_ms, run.id)
-        with self._database.reading() as connection:
-            return [TransferableRun(row.id, row.finished_ms is not None) for row in connection.execute(query)]
+        return [TransferableRun(row.id, row.finished_ms is not None) for row in self._rows(query)]
 
     def export(self, run_ids: Iterable[str]) -> Iterator[bytes]:
         """Yield runs as lines with line ends; a single run at a time is in memory, without an open transaction."""
