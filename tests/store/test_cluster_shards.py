@@ -207,13 +207,12 @@ def test_quotas_and_reservations_bind_users_and_orders_take_the_devices_that_the
 
 def test_a_drained_agent_gets_nothing_new(store: Store) -> None:
     submit(store, shards(2))
-    one = agent(store)
+    one = agent(store, devices=2)
+    [held] = claim(store, one)
     assert store.cluster.drain("h1")
     assert not store.cluster.drain("nobody")
     assert store.cluster.heartbeat(one, None, TTL_S).drain
-    assert claim(store, one) == []
-    store.cluster.drain("h1", on=False)
-    [held] = claim(store, one)
+    assert claim(store, one, "h1-1") == []
     store.cluster.leave(one)
     assert store.cluster.agents() == []
     assert store.leases.all() == []

@@ -114,7 +114,7 @@ _GIVE_BACK = text("""
 """)
 _LEAVE = text("UPDATE agent SET has_left = true, expires_ms = 0 WHERE name = :name AND token = :token RETURNING name")
 AGENTS = text("SELECT * FROM agent WHERE NOT has_left ORDER BY name")
-_DRAIN = text("UPDATE agent SET is_draining = :on WHERE name = :name AND NOT has_left RETURNING name")
+_DRAIN = text("UPDATE agent SET is_draining = true WHERE name = :name AND NOT has_left RETURNING name")
 
 
 class Agents(ClusterPart):
@@ -208,11 +208,11 @@ class Agents(ClusterPart):
             now_ms = self._clock(connection)
             return [agent_of(row, now_ms) for row in connection.execute(AGENTS)]
 
-    def drain(self, name: str, *, on: bool = True) -> bool:
-        """Let an agent finish its work, take no new work and end, or revoke that; return False for an unknown agent."""
+    def drain(self, name: str) -> bool:
+        """Let an agent finish its work, take no new work and end; return False for an unknown agent."""
 
         def change(connection: Connection) -> bool:
-            found = connection.scalar(_DRAIN, {"name": name, "on": on}) is not None
+            found = connection.scalar(_DRAIN, {"name": name}) is not None
             if found:
                 notify(connection, [f"drain {name}"])
             return found
