@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections import namedtuple
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,7 +114,7 @@ def test_writes_to_inputs_and_buffers_are_named_and_the_module_stays_as_it_is(
     forward: Any, value: float, named: list[str]
 ) -> None:
     module = module_of(forward, c=buffer_of(*[value] * 4))
-    found = run_reference(module, CASE, samples())
+    found = run_reference(module, CASE, samples(), lambda: module)
     assert list(found.writes.named(found.input_names)) == named
     assert module.c.nan_to_num(9.0).tolist() == [9.0 if math.isnan(value) else value] * 4
 
@@ -132,12 +133,23 @@ def test_a_module_that_writes_to_a_parameter_is_refused(write: Any, weight: torc
 
     module = module_of(forward, weight=torch.nn.Parameter(weight, requires_grad=False))
     with pytest.raises(ConfigError, match=r"suite.toml: case\.one\.module: forward writes to its parameter weight: "):
-        run_reference(module, CASE, samples())
+        run_reference(module, CASE, samples(), lambda: module)
+
+
+def test_a_module_that_cannot_be_copied_is_made_again() -> None:
+    def made() -> torch.nn.Module:
+        return module_of(counts, kept=0, lock=threading.Lock())
+
+    module = made()
+    found = run_reference(module, CASE, samples(), made)
+    copied = run_reference(module_of(counts, kept=0), CASE, samples(), made)
+    assert module.kept == 0
+    assert str(found.run.outputs) == str(copied.run.outputs)
 
 
 def test_an_attribute_that_is_written_stays_as_it_is() -> None:
     module = module_of(counts, kept=0)
-    run_reference(module, CASE, samples())
+    run_reference(module, CASE, samples(), lambda: module)
     assert module.kept == 0
 
 

@@ -166,7 +166,7 @@ def run_module(
     whole = make_module(case)
     module = make_method(case, whole, case.method)
     with watch.step("reference"):
-        reference = run_reference(module, case, samples)
+        reference = run_reference(module, case, samples, lambda: make_method(case, make_module(case), case.method))
     return whole, module, reference
 
 
@@ -221,7 +221,7 @@ def _take_ready(
     outputs, written = facts["outputs"], tuple[int, ...]()
     with watch.step("reference"):
         if case.module or case.program:
-            reference = run_reference(make_module(case), case, samples)
+            reference = run_reference(make_module(case), case, samples, partial(make_module, case))
             samples = reference.run.inputs
             places = sorted(zip(method.written_outputs, method.written_inputs, strict=True))
             written = tuple(place for output, place in places if output >= 0)

@@ -298,12 +298,18 @@ def output_steps(quantized: torch.fx.GraphModule) -> list[float | None]:
     return steps
 
 
-def run_reference(module: torch.nn.Module, case: Case, samples: Sequence[Tensors]) -> Reference:
+def run_reference(
+    module: torch.nn.Module, case: Case, samples: Sequence[Tensors], make: Callable[[], torch.nn.Module]
+) -> Reference:
     """Return results and writes of `module` for `samples`, in order, by calls of a copy: `module` stays as it is.
 
-    Raises ConfigError for a written parameter.
+    A module that cannot be copied, as it holds a lock, is made again by `make`. Raises ConfigError for a written
+    parameter.
     """
-    called = copy.deepcopy(module)
+    try:
+        called = copy.deepcopy(module)
+    except Exception:  # noqa: BLE001 - attributes of the user's own raise what they want
+        called = make()
     run = run_samples(called, case, samples)
     if parameters := _written(module.named_parameters(), called.named_parameters()):
         problem = f"forward writes to its parameter {parameters[0]}: a program has no such write; make it a buffer"
