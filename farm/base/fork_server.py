@@ -109,7 +109,10 @@ class ForkServer:
         return self._fork(ForkRequest(tuple(map(os.fsencode, words)), variables), [stderr, *pass_fds])
 
     def exit_code(self, pid: int) -> int | None:
-        """Return the exit code of a fork that has exited, -n for signal n; None if the server has changed."""
+        """Return the exit code of a fork that has exited, -n for signal n.
+
+        None if the server has changed, or a debugger holds the fork.
+        """
         with contextlib.suppress(OSError):
             return self._ask(ForkRequest(waits_for=pid), [])
         return None
@@ -223,7 +226,7 @@ class ForkProcess:
             with self._lock:
                 if self.returncode is None:
                     code = self._server.exit_code(self.pid)
-                    # Without its server a fork is killed by the reaper.
+                    # Without its server a fork is killed by the reaper, and one of a debugger by farm.
                     self.returncode = -signal.SIGKILL if code is None else code
                     if self._pidfd >= 0:
                         os.close(self._pidfd)
@@ -273,7 +276,9 @@ def serve_forks(
         reply, value = socket.socket(fileno=descriptors[0]), None
         if request.waits_for:
             with contextlib.suppress(ChildProcessError):
-                value = os.waitstatus_to_exitcode(os.waitpid(request.waits_for, 0)[1])
+                # A debugger may keep a fork that has exited: the others need this server.
+                ended, status = os.waitpid(request.waits_for, os.WNOHANG)
+                value = os.waitstatus_to_exitcode(status) if ended else None
         else:
             ready, say_ready = os.pipe()
             try:

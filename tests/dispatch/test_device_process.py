@@ -428,6 +428,28 @@ def test_an_endless_fork_delays_no_other(
     waiting.join()
 
 
+def test_a_fork_that_a_debugger_holds_after_its_end_delays_no_other(
+    server: ForkServer, fork: Callable[[], ForkProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farm.base.fork_server._ANSWER_S", 2.0)
+    first, second = fork(), fork()
+    # PTRACE_SEIZE: until the debugger has taken note of the end, the server cannot.
+    seize = f"print(ctypes.CDLL(None).ptrace(0x4206, {first.pid}, 0, 0), flush=True); sys.stdin.read()"
+    debugger = subprocess.Popen(
+        [sys.executable, "-c", f"import ctypes, sys; {seize}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with debugger:
+        assert debugger.stdout is not None
+        if debugger.stdout.readline() != b"0\n":
+            pytest.skip("this machine permits no debugger")
+        first.stdin.close()
+        assert first.wait(60) == -signal.SIGKILL
+        assert server.is_alive
+        assert second.poll() is None
+    second.stdin.close()
+    assert second.wait(60) == 7
+
+
 def test_ctrl_c_during_a_fork_gives_no_other_request_its_answer(
     server: ForkServer, fork: Callable[[], ForkProcess]
 ) -> None:
