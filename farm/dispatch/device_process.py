@@ -372,7 +372,7 @@ class DeviceLoop:
             done = worker.run(message.planned, following.planned if following else None)
         except Exception:  # noqa: BLE001 - other jobs may have a result
             text, planned = traceback.format_exc(), message.planned
-            why = f"the worker broke down over this job: {text.splitlines()[-1]}"
+            why = f"the worker broke down over this job: {text.rstrip().splitlines()[-1]}"
             serial = self._plan.devices[self._number].serial
             done = messages.JobEnded((own_fault(planned.job.id, planned.key, serial, why, text),))
         if self._aborted:

@@ -243,7 +243,9 @@ class DeviceRunner:
             self._jobs.running = message.number
         elif isinstance(message, messages.JobEnded):
             self._exits = 0
-            self._record(self._jobs.ended(message.number), message)
+            if message.number in self._jobs.jobs:
+                self._record(self._jobs.ended(message.number), message)
+            # Else it was taken back, and is put back: a renewed lease let it begin after the fault of another job.
             self._continue()
         elif message.number == messages.GRANT_APPLIED:
             self._grant_applied(message)

@@ -118,6 +118,9 @@ def test_trouble_of_farm_over_a_job_is_its_result_with_the_traceback(process: Pr
     assert attempt.reason == "the worker broke down over this job: no"
     assert attempt.log.endswith("frame\nno\n")
     assert len(attempt.log) < 70_000
+    process.workers[0].fault = RuntimeError("of a library\n")
+    [_, ended] = process.take(messages.RunJob(5, PLANNED))
+    assert ended.attempts[0].reason == "the worker broke down over this job: RuntimeError: of a library"
 
 
 def test_a_broken_job_tells_no_health_event_and_the_run_begins_with_another_worker(process: Process) -> None:

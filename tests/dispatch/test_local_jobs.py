@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +31,9 @@ from stub_dispatch import (
 
 from farm.base.errors import LeaseLostError, RowRefusedError, StoreError
 from farm.devices.device import Device
+from farm.dispatch.device_runner import DeviceRunner
 from farm.dispatch.messages import FromDevice, JobEnded, JobReturned, RunJob
+from farm.dispatch.run.run import LocalRun
 from farm.results.attempt import Cause, Verdict
 
 A, B, C = (device(serial) for serial in "ABC")
@@ -115,6 +119,23 @@ def test_a_job_under_which_two_processes_exited_is_farms_fault(make: Make) -> No
     assert "signal 11" in attempt.reason
     assert bench.ended == {"0": "infra", "1": "passed"}
     assert bench.began.count("0") == 2
+
+
+def test_a_job_that_began_after_a_fault_was_returned_is_another_devices_by_then(make: Make) -> None:
+    bench = make(4, [A, B])
+    bench.acts["0"] = once(unfit)
+    bench.begin()
+    bench.let_begin()
+    first = bench.of(0)
+    first.step()
+    # A renewal of the lease that was sent before the fault is heard.
+    first.send(first.grant)
+    first.step()
+    assert first.running is not None
+    bench.finish()
+    assert bench.ended == dict.fromkeys("0123", "passed")
+    assert len(bench.recorder.done) == 4
+    assert not any(one.has_session for one in bench.processes)
 
 
 # Jobs that another device is to try.
@@ -225,6 +246,26 @@ def test_a_run_that_is_stopped_before_it_begins_begins_nothing(make: Make) -> No
     bench.run()
     assert bench.ran == []
     assert bench.abandoned == []
+
+
+def test_ctrl_c_does_not_wait_until_devices_are_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, are_left = make(1, [A, B]), threading.Event()
+    monkeypatch.setattr(DeviceRunner, "close", lambda _: are_left.wait(60))
+    nothing: Any = None
+    run = LocalRun(bench.plan, bench.pool, nothing, bench.front, forks=nothing)
+    # Before it would be over.
+    ending = threading.Timer(5, are_left.set)
+    ending.start()
+    kept = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run._close()
+        assert not are_left.is_set()
+    finally:
+        signal.signal(signal.SIGALRM, kept)
+        ending.cancel()
+        are_left.set()
 
 
 def test_after_a_stop_running_jobs_are_finished_and_nothing_else_begins(make: Make) -> None:

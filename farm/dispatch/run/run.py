@@ -11,6 +11,7 @@ import math
 import socket
 import time
 from collections import Counter
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -198,8 +199,9 @@ class LocalRun:
             runner.tick()
 
     def _close(self) -> None:
-        with ThreadPoolExecutor(len(self._runners)) as threads:
-            list(threads.map(DeviceRunner.close, self._runners))
+        # Ctrl-C does not wait for them.
+        threads = ThreadPoolExecutor(len(self._runners))
+        futures.wait([threads.submit(runner.close) for runner in self._runners])
         self._recorder.close(_LAST_SECONDS)
         self._log.close()
 
