@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections import deque
@@ -267,6 +268,18 @@ def test_several_builders_are_forks_of_one_process_and_a_single_builder_is_none(
     monkeypatch.setattr("farm.builds.compile.processes._MODULE", "farm.no_module")
     for reply in (*builds.run(requests[0]), *builds.run(*requests)):
         assert TEMPLATE_NAME not in reply.reason
+        assert "with its environment" in reply.reason
+
+
+def test_builders_whose_request_no_fork_server_takes_start_by_themselves(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def popen(*_: object, **__: object) -> None:
+        raise OSError(errno.EMSGSIZE, "Message too long: an environment of 200 kB")
+
+    monkeypatch.setattr("farm.builds.compile.processes.BuilderTemplate.acquire", lambda *_: popen)
+    monkeypatch.setenv("FARM_KNOWN", "with its environment")
+    for reply in builds.run(*(builds.request("tells_parent", number) for number in range(2))):
         assert "with its environment" in reply.reason
 
 

@@ -7,12 +7,14 @@ import signal
 import threading
 from collections import deque
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from farm.base.errors import InfraError
 from farm.base.processes import Supervisor, ending
 from farm.builds.bundles.cache import BundleCache, remove_leftovers
 from farm.builds.bundles.key import source_as_of_ns
@@ -191,8 +193,14 @@ class BuilderSlot:
             popen = self._template.acquire(compiler, job, self._timeout_s, lambda: self._gate.is_stopping)
         self._is_fork = popen is not None
         settings, log = self._settings, self._settings.log_folder / f"builder-{self._number}.log"
-        # Without a template, which may have exited meanwhile, the second attempt starts another or none.
-        self._builder = BuilderProcess(self._number, self._cache.root, compiler, settings.supervisor, log, popen)
+        start = partial(BuilderProcess, self._number, self._cache.root, compiler, settings.supervisor, log)
+        try:
+            self._builder = start(popen)
+        except InfraError:
+            # The template has exited, or takes no request, as with an environment that is too long for a message.
+            if popen is None:
+                raise
+            self._builder = start()
         return self._builder
 
 
