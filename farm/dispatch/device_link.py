@@ -136,11 +136,14 @@ class DeviceJobs:
         """True if files or processes of a run may be on the device."""
         return self._begun is not None
 
-    def exited(self) -> int | None:
-        """Count an exit of the device process; return the number of its job if that is not to be tried again."""
+    def exited(self, *, aborted: bool) -> int | None:
+        """Count an exit of the device process; return the number of its job if that is not to be tried again.
+
+        A process that was to break off its job may have been killed for that: such an exit does not count.
+        """
         self._begun = self._sent = None
         number, self.running = self.running, None
-        if number not in self.jobs:
+        if aborted or number not in self.jobs:
             return None
         shard, job = self.jobs[number]
         self._exits[shard.held.id, job.job.id] += 1

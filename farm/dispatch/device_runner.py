@@ -302,7 +302,7 @@ class DeviceRunner:
     def _exited(self, reason: str, log: str) -> None:
         self._is_stalled = False
         self._stopped_since_s = None
-        number = self._jobs.exited()
+        number = self._jobs.exited(aborted=self._is_aborted)
         if self.phase is Phase.WORKING and number is not None:
             done = self._jobs.ended(number)
             why = f"the device process exited twice while it ran this job: {reason}"

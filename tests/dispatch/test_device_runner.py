@@ -282,6 +282,24 @@ def test_a_process_that_does_not_break_off_is_killed(bench: Bench, monkeypatch: 
     assert (bench.processes[0].is_killed, bench.released) == (True, [1])
 
 
+def test_a_process_that_is_killed_as_it_does_not_break_off_is_no_jobs_fault(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farm.dispatch.device_runner.ABORT_SECONDS", -1.0)
+    bench.claimed(shard(1, "a"))
+    [run] = bench.runs()
+    bench.hear(messages.JobBegun(run.number))
+    bench.runner.lease_lost()
+    bench.runner.tick()
+    assert bench.processes[0].is_killed
+    # The same shard is claimed again, and one process exits under its job.
+    bench.claimed(shard(1, "a"))
+    [run] = bench.runs()
+    bench.hear(messages.JobBegun(run.number))
+    bench.processes[-1].kill()
+    assert (bench.results, names(bench.take())) == ([], ["a"])
+
+
 def test_a_lease_that_was_over_for_the_process_goes_on_when_it_is_renewed(bench: Bench) -> None:
     bench.claimed(shard(1, "a b"))
     bench.hear(*(messages.JobReturned(number=run.number) for run in bench.runs()))
