@@ -102,6 +102,16 @@ def require_listening(child: Child, port: int, timeout_s: float) -> None:
     until(is_up, f"a server on port {port}", timeout_s)
 
 
+def is_idle(pid: int) -> bool:
+    """Return whether every thread of a process waits."""
+    try:
+        stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        # A thread ended between the listing and the reading.
+        return False
+    return all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats)
+
+
 def await_later_file_time(folder: Path) -> None:
     """Wait until farm takes a file that is written in `folder` for later than now: file systems round times down."""
     now_ns, probe = time.time_ns(), folder / f"probe-{uuid.uuid4().hex}"

@@ -6,6 +6,8 @@ import copy
 import inspect
 import io
 import math
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from executorch.backends.qualcomm.partition.utils import generate_qnn_executorch_option
 from executorch.backends.qualcomm.serialization import qc_schema_serialize
 from executorch.backends.qualcomm.serialization.qc_schema_serialize import flatbuffer_to_option
+from executorch.backends.qualcomm.utils import qnn_sdk_setup
 from executorch.exir.dialects.edge import _ops
 from made_modules import buffer_of, module_of
 from ruamel.yaml import YAML
@@ -30,13 +33,14 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 from farm.builds.bundles.key import HOST_CPU
 from farm.builds.compile.flows.flow import Example, Lowering, Stopwatch
 from farm.builds.compile.flows.qualcomm import calibrate, compiler_specs
-from farm.builds.compile.flows.shortcuts import graph_code, tried
+from farm.builds.compile.flows.shortcuts import executorch_reads, graph_code, tried
 from farm.builds.compile.flows.shortcuts import shared_exports as sharing
 from farm.builds.compile.flows.shortcuts.bn_patterns import bn_patterns
 from farm.builds.compile.flows.shortcuts.composite_operators import single_scan_per_list
 from farm.builds.compile.flows.shortcuts.executorch_reads import (
     edge_types_by_libyaml,
     options_read_once,
+    vendor_from_kernel,
 )
 from farm.builds.compile.flows.shortcuts.flat_graphs import flat_graphs
 from farm.builds.compile.flows.shortcuts.settled_programs import settled_programs
@@ -205,6 +209,18 @@ def test_no_pattern_is_exported_that_matches_nothing() -> None:
     # torchao itself exports its patterns for 15 s, and leaves a graph without convolutions as it was.
     assert calls == []
     assert [f"{node.op} {node.name} {node.args}" for node in short.graph.nodes] == before
+
+
+def test_the_vendor_of_the_processor_is_the_same_without_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = qnn_sdk_setup._read_cpu_vendor
+    asked = read()
+    with vendor_from_kernel(), patch.object(subprocess, "Popen", side_effect=AssertionError):
+        assert qnn_sdk_setup._read_cpu_vendor() == asked
+    with vendor_from_kernel(), patch.object(executorch_reads, "_PROCESSORS", Path(os.devnull)):
+        assert qnn_sdk_setup._read_cpu_vendor() == asked
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with vendor_from_kernel():
+        assert qnn_sdk_setup._read_cpu_vendor is read
 
 
 def test_the_types_of_edge_operators_are_the_same_from_another_parser() -> None:

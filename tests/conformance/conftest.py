@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from attached import rack
 from farm_home import FarmHome
 from programs import run_program
+from simpleadb import Layout, lay_out
+
+from farm.base.socs import find_soc
+from farm.builds.runtime.qnn_sdk import host_sdk
+from farm.builds.runtime.runtime import Runtime, simulator_runtime
+from farm.devices.adb.protocol import adb_target
+from farm.devices.adb.server import AdbServer
 
 HERE = Path(__file__).parent
 MODULE = "executorch.backends.qualcomm.tests.test_qnn_delegate"
@@ -37,6 +46,11 @@ class Ran:
         assert self.runner_starts >= tests
 
 
+@pytest.fixture(scope="session")
+def simulator(farm_cache: Path) -> Runtime:
+    return simulator_runtime(farm_cache)
+
+
 @pytest.fixture
 def outside_env(home: FarmHome) -> dict[str, str]:
     """Environment after `eval "$(farm setup runtime env --soc SM8650)"`, with the modules that upstream imports."""
@@ -45,6 +59,37 @@ def outside_env(home: FarmHome) -> dict[str, str]:
     exported = run_program(["/bin/sh", "-c", f"{output.stdout}\nexec env -0"], env=kept, timeout_s=60).stdout
     env = dict(line.split("=", 1) for line in exported.split("\0") if line)
     return {**env, "PYTHONPATH": str(HERE / "model_stubs")}
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A virtual SM8650 behind an adb server of its own."""
+
+    server: AdbServer
+    name: str
+    """Name of the device for `adb -s`."""
+    files: Path
+    """Folder of this machine behind the device's /data/local/tmp."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Return the environment in which the command `adb` reaches the device."""
+        return {"PATH": f"{self.server.adb.parent}:{os.environ['PATH']}", **self.server.environment()}
+
+
+@pytest.fixture(scope="session")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
+    with rack(tmp_path_factory.mktemp("devices"), "SM8650") as one:
+        yield Attached(one.server, adb_target(one.device.serial), one.files())
+
+
+@pytest.fixture
+def layout(simulator: Runtime, farm_cache: Path, tmp_path: Path) -> Layout:
+    """Content of QNN_SDK_ROOT and of upstream's build folder: libraries for the device, and for the compiler."""
+    layout = lay_out(tmp_path / "layout", simulator, find_soc("SM8650").htp_arch)
+    compiler = host_sdk(farm_cache).lib_dir
+    (layout.sdk / "lib" / compiler.name).symlink_to(compiler)
+    return layout
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from built_stub import built_stub, executorch_flags
 from native_runner.sanitizers import HERE, put_sanitized_runner, runner_environment
 from waiting import Started, until
 
+from farm.base.paths import data_folder
+from farm.builds.runtime.packages import package_folder
 from farm.builds.runtime.runtime import simulator_runtime
 
 
@@ -178,6 +180,17 @@ def preload(farm_cache: Path) -> Callable[[str], dict[str, str]]:
         return {"LD_PRELOAD": str(built_stub(farm_cache, f"{name}.so", *flags, headers=[HERE / "backend_stub.h"]))}
 
     return functools.cache(build)
+
+
+@pytest.fixture(scope="session")
+def load_options_probe(farm_cache: Path) -> Path:
+    """A program that loads with options, built of the runner's own source of them, once a cache."""
+    sources, libraries = data_folder("native_runner") / "src", package_folder("executorch", "lib", "build") / "lib"
+    parts = (HERE / "load_options_probe.cpp", sources / "backend_options.cpp", sources / "failure.cpp")
+    names = ("executorch", "executorch_backend_xnnpack", "executorch_kernels_optimized", "executorch_threadpool")
+    linked = (f"-L{libraries}", "-Wl,--no-as-needed", *(f"-l{name}" for name in names), f"-Wl,-rpath,{libraries}")
+    headers = [sources / "backend_options.h", sources / "flags.h", sources / "failure.h"]
+    return built_stub(farm_cache, "probe", "-O1", *executorch_flags(), f"-I{sources}", *parts, *linked, headers=headers)
 
 
 @pytest.fixture

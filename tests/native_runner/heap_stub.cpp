@@ -6,6 +6,8 @@
 //   keep=BYTES   every freed context leaves so many bytes allocated
 //   refuse=N     the Nth creation of a context fails
 //   silent       no event, as from a library that measures no heap
+//   swapped      each event has the other's name
+//   twice        every event twice
 
 #include <dlfcn.h>
 
@@ -74,9 +76,11 @@ uint64_t number(const std::string& name) {
 
 void report(void* profile, bool before) {
   if (profile == nullptr || is_set("silent")) return;
-  unread[profile].push_back(kFirstId + events.size());
-  const char* name = before ? "DSP:before_context_created" : "DSP:after_context_freed";
-  events.push_back(EventData{kTypeHeap, kUnitBytes, heap_bytes, name});
+  const char* name = before != is_set("swapped") ? "DSP:before_context_created" : "DSP:after_context_freed";
+  for (int times = is_set("twice") ? 2 : 1; times > 0; --times) {
+    unread[profile].push_back(kFirstId + events.size());
+    events.push_back(EventData{kTypeHeap, kUnitBytes, heap_bytes, name});
+  }
 }
 
 uint64_t context_create_from_binary(

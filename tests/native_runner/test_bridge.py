@@ -93,6 +93,20 @@ def test_a_profiled_run_writes_both_numbers(
     assert not is_measured or _stated(conv.folder) == (IDLE_BYTES, IDLE_BYTES, "")
 
 
+@pytest.mark.parametrize(
+    ("settings", "stated"),
+    [
+        ("keep=9437184", (IDLE_BYTES, IDLE_BYTES + 9437184, "")),
+        # Events out of order are no measurement. The name of the first begins the file anew, whenever it comes.
+        ("swapped", (IDLE_BYTES, None, "after_context_freed is missing")),
+        ("twice", (IDLE_BYTES, None, "after_context_freed stands 2 times")),
+    ],
+)
+def test_events_are_stated_as_they_came(conv: Any, heap_stub: Any, settings: str, stated: Any) -> None:
+    assert conv.run(*HEAP, env=heap_stub(settings)).code == 0
+    assert _stated(conv.folder) == stated
+
+
 def test_every_job_of_a_session_has_a_file_of_its_own_from_the_first_context_to_the_last(
     conv: Any, heap_stub: Any
 ) -> None:

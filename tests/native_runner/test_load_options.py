@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import run_program
 
 _CACHE = ("--weight_cache_enabled", "--packed_cache_path=weights.packed")
 _ALL = (*_CACHE, "--workspace_sharing_mode=1")
@@ -80,6 +82,48 @@ def test_a_load_that_fails_after_it_read_the_options_keeps_them_for_the_next(lin
             assert answer["exit_code"] == code, answer
         assert not (linear.folder / "refuse_init").exists()
         assert _arrived(session.stderr) == [_options(linear.folder)] * 3
+
+
+@pytest.fixture
+def probe(linear: Any, reports: Any, load_options_probe: Path) -> Callable[[str], list[str]]:
+    """Load model.pte by Module itself; return the lines of the probe and of the stub in front of XNNPACK."""
+
+    def run(scenario: str) -> list[str]:
+        done = run_program(
+            [load_options_probe, scenario, "model.pte"], cwd=linear.folder, env={**os.environ, **reports}, timeout_s=120
+        )
+        return re.findall(r"^(?:probe|stub): (.*)$", done.stderr, re.MULTILINE)
+
+    return run
+
+
+def test_options_of_a_method_take_the_place_of_those_of_the_program(probe: Callable[[str], list[str]]) -> None:
+    of_program = ["2 options", "int workspace_sharing_mode=1", "bool weight_cache_enabled=false", "loaded"]
+    of_method = ["1 options", "int workspace_sharing_mode=2", "loaded"]
+    # Options for another backend alone are none for this one.
+    of_another = ["0 options", "loaded"]
+    assert probe("override") == [*of_program, *of_method, *of_another, *of_program]
+
+
+def test_a_refused_method_keeps_the_options_of_the_program(linear: Any, probe: Callable[[str], list[str]]) -> None:
+    (linear.folder / "refuse_init").touch()
+    of_program = ["2 options", "int workspace_sharing_mode=1", "bool weight_cache_enabled=false"]
+    assert probe("refused") == [*of_program, "refused", *of_program, "loaded"]
+
+
+def test_names_and_texts_at_their_limits_arrive_whole_and_longer_ones_are_refused(
+    probe: Callable[[str], list[str]],
+) -> None:
+    added, name, text = (
+        "added",
+        f"the option name '{'k' * 64}' has 64 characters",
+        "the option k has a text of 256 bytes",
+    )
+    output = probe("limits")
+    assert output[:4] == [
+        added, f"{name}, ExecuTorch takes 63", added, f"{text}, ExecuTorch takes 255: use a shorter path",
+    ]  # fmt: skip
+    assert output[4:] == ["1 options", f"text {'k' * 63}={'v' * 255}", "loaded"] * 2
 
 
 @pytest.mark.parametrize("excess", [0, 1])
