@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from sqlalchemy import text
 
+from farm.base.config.settings import Config, load_config
 from farm.serve import demo
 from farm.store.artifacts import ArtifactStore
 from farm.store.database import Database
 from farm.store.queries.grid import JobFilter
 from farm.store.store import Store
 
+from .conftest import running
+
 SMALL = demo.Size(nights=12, cases=90)
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = tmp_path_factory.mktemp("demo")
-    database = Database(folder / "farm.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FARM_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("FARM_STATE_DIR", str(folder))
+        return load_config(folder=folder)
+
+
+@pytest.fixture(scope="module")
+def store(config: Config) -> Store:
+    database = Database(config.state_dir / "farm.db")
     store = Store(database)
-    demo.fill(store, database, ArtifactStore(folder / "artifacts"), SMALL)
+    demo.fill(store, database, ArtifactStore(config.state_dir / "artifacts"), SMALL)
     return store
 
 
@@ -67,3 +79,12 @@ def test_the_demo_has_files_and_a_firmware_update_of_one_soc(store: Store) -> No
     assert {one.kind for one in store.runs.artifacts(run_id)} == {"log", "output"}
     query = "SELECT soc, count(DISTINCT build) FROM device JOIN run_device ON device_id = id GROUP BY soc"
     assert dict(rows(store, query)) == {"SM8550": 2, "SM8650": 1, "SM8750": 1, "SM8850": 1}
+
+
+def test_a_job_with_layers_has_a_page_with_them(config: Config, store: Store) -> None:
+    view = store.runs.view(store.runs.latest_id() or "")
+    layers = {job.id: attempt.layers for job in view.jobs for attempt in job.attempts if attempt.layers}
+    job, [layer, *_] = next(iter(layers.items()))
+    with running(config) as server:
+        page = server.get(f"/jobs/{quote(job, safe='')}")
+    assert (page.status, layer.layer in page.text) == (200, True)
