@@ -295,27 +295,29 @@ def run_one(
         return _find_health_check(config, target, tools, acquirer.supervisor, may_compile=not request.virtual)
 
     acquirer = DeviceAcquirer(config, store, target, name="one-off", purpose=request.command, otherwise="--virtual 1")
-    with InterruptHandler(), acquirer:
+    with InterruptHandler():
+        # A cache that others can write is refused before anything is made in it.
         tools = prepare(config, virtual=request.virtual)
-        bundle = find_bundle(tools, acquirer.supervisor)
-        acquired = acquirer.acquire(None if request.virtual else request.choice)
-        if program is not None:
-            require_bundle(bundle)
-        acquired = with_program(acquired)
-        # Before anything is recorded.
-        require_device(bundle, acquired.device)
-        _require_executions(bundle, acquired, request)
-        run_id = _begin(config, store, request, tools, bundle, acquired)
-        raw = config.run_folder(run_id) / "raw"
-        tries = OneOffTries(
-            store, request, bundle, run_id, raw, artifacts=config.state_dir / "artifacts", health=config.health,
-            look=look, another=another, health_check=health_check,
-        )  # fmt: skip
-        try:
-            attempt, exit_code, report = finish_run(config, store, run_id, lambda: tries.run(acquired))
-        finally:
-            shutil.rmtree(raw, ignore_errors=True)
-        return OneOffOutcome(run_id, exit_code, attempt, acquired.device.kind, kept_outputs(tries.kept), report)
+        with acquirer:
+            bundle = find_bundle(tools, acquirer.supervisor)
+            acquired = acquirer.acquire(None if request.virtual else request.choice)
+            if program is not None:
+                require_bundle(bundle)
+            acquired = with_program(acquired)
+            # Before anything is recorded.
+            require_device(bundle, acquired.device)
+            _require_executions(bundle, acquired, request)
+            run_id = _begin(config, store, request, tools, bundle, acquired)
+            raw = config.run_folder(run_id) / "raw"
+            tries = OneOffTries(
+                store, request, bundle, run_id, raw, artifacts=config.state_dir / "artifacts", health=config.health,
+                look=look, another=another, health_check=health_check,
+            )  # fmt: skip
+            try:
+                attempt, exit_code, report = finish_run(config, store, run_id, lambda: tries.run(acquired))
+            finally:
+                shutil.rmtree(raw, ignore_errors=True)
+            return OneOffOutcome(run_id, exit_code, attempt, acquired.device.kind, kept_outputs(tries.kept), report)
 
 
 def _require_executions(bundle: Bundle, acquired: AcquiredDevice, request: OneOffRequest) -> None:
