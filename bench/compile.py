@@ -105,7 +105,7 @@ def farm(tools: Toolchain, config: Config, requests: list[BuildRequest], width: 
         pool = BuilderPool(
             requests,
             tools.compiler,
-            BuilderSettings.of(config, supervisor, scratch, cache_root=cache.root),
+            BuilderSettings.of(config, supervisor, scratch)._replace(cache_root=cache.root),
             width=width,
             on_done=replies.append,
         )

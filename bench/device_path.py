@@ -122,7 +122,7 @@ def started_session(
     session = DeviceSession(transport, runtime, name, transport.serial)
     anchor = anchor_bundle()
     session.keep_loaded(anchor)
-    session.prepare(bundles, OPTIONS)
+    session.prepare(bundles)
     list(run_session(session, [anchor], folder))
     return session
 

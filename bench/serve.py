@@ -104,8 +104,7 @@ def fill(store: Store, database: Database, folder: Path, size: demo.Size) -> Non
     """Fill an empty store, and update PostgreSQL's statistics."""
     demo.fill(store, database, ArtifactStore(folder / "artifacts"), size)
     if not database.is_sqlite:
-        with database.psycopg_engine() as engine, engine.connect() as connection:
-            connection.exec_driver_sql("ANALYZE")
+        database.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
 
 
 def demo_filter() -> object:

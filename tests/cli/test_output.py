@@ -80,7 +80,7 @@ REFUSED = [
     ("setup runtime check --soc SM8650 --target linux-x86", 2, "did you mean 'linux-x86_64'?"),
     ("setup runtime check --soc SM8650 --backend gpu --target linux-x86_64", 2, "there is no gpu simulator"),
     ("setup runtime check --soc SM8650 --target linux-aarch64", 2, "use --target linux-x86_64 or android-arm64"),
-    ("setup runtime list --backend dsp", 2, "unknown backend 'dsp'"),
+    ("setup runtime check --soc SM8650 --backend dsp", 2, "unknown backend 'dsp'"),
     ("setup runtime build --target android-arm64", 6, "ANDROID_NDK_ROOT is not set: set ANDROID_NDK_ROOT"),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,6 +94,18 @@ def test_the_suite_of_every_backend_runs_on_the_devices(home: FarmHome) -> None:
         assert (attempt["verdict"], attempt["stage"]) == ("passed", "done")
         assert {one["metric"] for one in attempt["measurements"]} >= {"latency", "model_load_time"}, "a device ran it"
         assert any(note.startswith("output 0: SQNR ") for note in attempt["notes"])
+
+
+def test_a_plan_of_upstream_has_upstreams_count(home: FarmHome) -> None:
+    tool = Path(__file__).parents[2] / "tools/upstream_plans.py"
+    done = subprocess.run(
+        [sys.executable, str(tool), "--only", "17804"],
+        env={**home.env, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+        cwd=home.cwd, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert re.search(r"test_resolve_debug_handle \(.*\) \| debug handles \| (\d+) \| \1 \| passed \| ✓ \|", done.stdout)
+    assert not list(home.cwd.iterdir())
 
 
 def run_on_devices(home: FarmHome, arguments: list[str], expected: set[str], *, devices: int) -> str:

@@ -106,10 +106,11 @@ def test_a_timeline_of_the_sdk_is_kept_as_its_tools_wrote_it(measured_home: Farm
     assert not [note for note in job["attempts"][0]["notes"] if "optrace" in note]
     files = measured_home.cwd / "files"
     measured_home.farm("show", job["id"], "--files", str(files), code=0)
-    [timeline] = files.glob("*optrace_0.json")
-    assert "forward_0.bin of" in json.loads(timeline.read_text())["log"]
-    assert json.loads(timeline.read_text())["log"].endswith("SoC 57, 1 inputs, optrace")
-    assert {path.name for path in files.iterdir()} == {
+    kept = {path.name: path for path in files.rglob("*") if path.is_file()}
+    timeline = json.loads(kept["optrace_0.json"].read_text())
+    assert "forward_0.bin of" in timeline["log"]
+    assert timeline["log"].endswith("SoC 57, 1 inputs, optrace")
+    assert kept.keys() == {
         "etdump.etdp", "forward_schematic.bin", "qnn-profiling-data_0.log", "optrace_0.json",
         "optrace_0_qnn_htp_analysis_summary.json",
     }  # fmt: skip

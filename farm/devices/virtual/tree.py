@@ -86,6 +86,17 @@ _LOGCAT = f"""#!/bin/sh
 exec {_PROGRAM} "${{0%/system/bin/logcat}}/{LOGCAT}" "$@"
 """
 
+_LOG = f"""#!/bin/sh
+# log, as on Android: -t TAG, -p PRIORITY, and words.
+tag=log priority=I
+while getopts t:p: option; do
+    case $option in t) tag=$OPTARG ;; p) priority=$(printf %.1s "$OPTARG" | tr a-z A-Z) ;; *) exit 1 ;; esac
+done
+shift $((OPTIND - 1))
+printf '%s %5d %5d %s %-8s: %s\\n' "$(date '+%m-%d %H:%M:%S.%3N')" $$ $$ "$priority" "$tag" "$*" \\
+    >>"${{0%/system/bin/log}}/{LOGCAT}"
+"""
+
 # Without it, the name would be this machine's own program where that is in /usr/bin.
 _REBOOT = """#!/bin/sh
 echo "reboot: a virtual device is rebooted by 'adb reboot'" >&2
@@ -115,6 +126,7 @@ TOOLS = {
     "id": _ID,
     "dumpsys": _DUMPSYS,
     "logcat": _LOGCAT,
+    "log": _LOG,
     "reboot": _REBOOT,
     "getenforce": _GETENFORCE,
     "sha256sum": _SHA256SUM,
