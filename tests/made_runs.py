@@ -76,7 +76,7 @@ def record_run(
 
 
 def ask(leases: Leases, *devices: str, **changes: Any) -> str:
-    """Let another process, a person's run, wait for one of the devices; return the token of its request."""
+    """Let a person's run in another process wait for one of the devices; return the token of the request."""
     usual = {"count": 1, "user": "ada", "host": "bench", "pid": 7, "purpose": "farm run", "priority": Priority.PERSON}
     return leases.request(devices, **{**usual, "ttl_s": 10.0, **changes})
 

@@ -49,9 +49,6 @@ def write_atomically(path: Path, content: bytes | str, *, mode: int = 0o666, dur
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-# The end of a log file.
-
-
 def zipped(files: Mapping[str, bytes]) -> bytes:
     """Return a zip archive with `files` by name."""
     import io
@@ -62,6 +59,9 @@ def zipped(files: Mapping[str, bytes]) -> bytes:
         for name, data in files.items():
             file.writestr(name, data)
     return archive.getvalue()
+
+
+# The end of a log file.
 
 
 def end_of_log(path: Path, most_bytes: int = 4096) -> str:

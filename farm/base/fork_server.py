@@ -226,7 +226,7 @@ class ForkProcess:
             with self._lock:
                 if self.returncode is None:
                     code = self._server.exit_code(self.pid)
-                    # Without its server a fork is killed by the reaper, and one of a debugger by farm.
+                    # The reaper kills a fork without a server, and farm a fork that a debugger holds.
                     self.returncode = -signal.SIGKILL if code is None else code
                     if self._pidfd >= 0:
                         os.close(self._pidfd)

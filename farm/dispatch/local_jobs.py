@@ -349,7 +349,7 @@ class LocalJobs:
             is_leaving = id_ in self._pool.leaving
             fence = self._pool.fence(id_)
             if runner.is_free and fence and (self._pool.is_retired(id_) or is_leaving):
-                # Its lease ends without a job.
+                # A lease ends without a job.
                 self._recorder.after(id_, partial(self._pool.let_go, id_, fence))
             if runner.lease is None or not self._pool.is_leased:
                 continue

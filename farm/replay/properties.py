@@ -63,7 +63,7 @@ class CheckLine(msgspec.Struct, frozen=True):
     """Line of a check: of a device, or of the fit of a program."""
 
     name: str
-    """What was checked: a Property of a device, or a part of the fit, as `size`."""
+    """Checked part: a Property of a device, or a part of the fit, as `size`."""
     level: Level
     text: str
     next_step: str = ""

@@ -338,7 +338,7 @@ def test_a_channels_last_bundle_folder_runs_by_its_instructions(home: FarmHome, 
     np.testing.assert_allclose(np.load(tmp_path / "out" / "output_0_0.npy"), np.load(models / "last_xnnpack.npy"))
 
 
-# A program of another toolchain as a case that requires what it generated.
+# A program of another toolchain as a case that requires its generated tokens.
 
 
 OLD_DECODER = """

@@ -275,7 +275,7 @@ def recipe_files(backend: str, *, text: bool = True) -> list[Path]:
 def recipe_now(backend: str, *, text: bool = True) -> str:
     """Return the hash of farm's recipe of bundles for `backend` on the disk now, as hex.
 
-    It differs after an upgrade of farm during this process. Without `text`: the recipe of cases that generate no text.
+    An upgrade of farm during this process changes it. Without `text`: the recipe of cases that generate no text.
     """
     digest = hashlib.sha256()
     for path in recipe_files(backend, text=text):

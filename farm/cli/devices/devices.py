@@ -61,8 +61,8 @@ def list_command(*, names: tuple[str, ...]) -> None:
     """Show the attached devices: their SoC, state, health and users.
 
     The device itself reports its SoC. Devices that were attached before are
-    shown as absent. More than eight devices get one line each, and those that
-    need attention come first; the facts of named devices are always shown.
+    shown as absent. More than eight devices get one line each, and devices
+    that need attention come first; the facts of named devices are always shown.
     Processes that wait for devices are shown below.
     """
     from farm.dispatch.pool.inventory import find_rows

@@ -99,7 +99,7 @@ def tune_command(case: str, ref: str | None) -> None:
     Every SoC and backend with a result of the case counts, by its newest
     result; a limit holds for a precision, so the worst result decides. Check
     the figures before you take them: they show the present state, not the
-    correct one. The tables replace those of the case; nothing is written.
+    correct one. The tables are for the case in suite.toml; nothing is written.
 
     Exit codes: 0, also when there is nothing to change; 2 usage; 7 there
     is no result to take limits from.

@@ -183,7 +183,7 @@ class Budget:
         self.end_s = time.monotonic() + length
         """On the clock of `time.monotonic`."""
         self.seconds = seconds
-        """Its length; None for no limit."""
+        """Length of the budget; None for no limit."""
         self.is_over = False
         """True once the budget ended during jobs."""
 
